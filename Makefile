@@ -1,0 +1,50 @@
+# Every target makes .venv itself: nothing is needed beforehand but python3 (3.11 or newer) with venv.
+#   make run         train the demonstration model on the standard library's source, into runs/demo
+#   make test        the test suite on the OpenCL platforms that pip installs
+#   make platforms   the device tests on every platform, with those that apt brings, and Oclgrind's checkers
+#   make acceptance  the long checks; results go to bench/results
+#   make lint        ruff and mypy
+# ARGS="..." is handed to the program that the target runs, for example: make run ARGS="--steps 100"
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+.NOTPARALLEL:
+.PHONY: run test platforms acceptance lint clean
+
+run: $(VENV)/.installed-run
+	$(BIN)/memtrain-cl train --out runs/demo $(ARGS)
+
+# An empty folder in place of the system's drivers: the suite must pass with what pip installed, here as on a bare machine.
+test: $(VENV)/.installed-test
+	@mkdir -p $(VENV)/no-system-drivers
+	OCL_ICD_VENDORS=$(CURDIR)/$(VENV)/no-system-drivers $(BIN)/python -m pytest $(ARGS)
+
+platforms: $(VENV)/.installed-test
+	$(BIN)/python scripts/platforms.py $(ARGS)
+
+acceptance: $(VENV)/.installed-test
+	$(BIN)/python -m bench.acceptance $(ARGS)
+
+lint: $(VENV)/.installed-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.installed-run: EXTRAS := cpu,plot
+$(VENV)/.installed-test: EXTRAS := cpu,pocl,test
+$(VENV)/.installed-lint: EXTRAS := dev,test
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "expected Python 3.11 or newer, got " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# A stamp a set of extras: pip runs again only when the project's requirements change.
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/.created
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@

@@ -1,0 +1,93 @@
+"""memtrain_cl: train with little memory on any OpenCL device.
+
+This list is lazy (PEP 562): importing the package imports neither torch nor pyopencl and opens no device; a name is
+loaded from its module when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memtrain_cl import nn, ops, reference
+    from memtrain_cl.array import DeviceArray
+    from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_device
+    from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, UnsupportedDevice
+    from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
+    from memtrain_cl.ops.counter import (
+        C_DEFAULT,
+        counter_update_hashsr,
+        decode_state,
+        encode_state,
+        hash_u32,
+        pack_codes,
+        stochastic_round,
+        uniform01,
+        unpack_codes,
+    )
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "memtrain_cl.array": ("DeviceArray",),
+    "memtrain_cl.device": ("Device", "DeviceInfo", "devices", "get_device", "use_device"),
+    "memtrain_cl.errors": ("BuildError", "CorruptFile", "MemtrainError", "UnsupportedDevice"),
+    "memtrain_cl.nn.counter": ("CompactCounterLinear", "PackedRMSCounterLinear", "RMSCounterLinear"),
+    "memtrain_cl.ops.counter": (
+        "C_DEFAULT",
+        "counter_update_hashsr",
+        "decode_state",
+        "encode_state",
+        "hash_u32",
+        "pack_codes",
+        "stochastic_round",
+        "uniform01",
+        "unpack_codes",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_SUBPACKAGES = ("nn", "ops", "reference")
+
+__all__ = [
+    "C_DEFAULT",
+    "BuildError",
+    "CompactCounterLinear",
+    "CorruptFile",
+    "Device",
+    "DeviceArray",
+    "DeviceInfo",
+    "MemtrainError",
+    "PackedRMSCounterLinear",
+    "RMSCounterLinear",
+    "UnsupportedDevice",
+    "counter_update_hashsr",
+    "decode_state",
+    "devices",
+    "encode_state",
+    "get_device",
+    "hash_u32",
+    "nn",
+    "ops",
+    "pack_codes",
+    "reference",
+    "stochastic_round",
+    "uniform01",
+    "unpack_codes",
+    "use_device",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return import_module(f"memtrain_cl.{name}")
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'memtrain_cl' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

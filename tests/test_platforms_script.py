@@ -1,0 +1,81 @@
+"""scripts/platforms.py: what counts as a fault under Oclgrind, and which outcome fails the run."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import pytest
+
+from scripts import platforms
+from scripts.platforms import Outcome, find_reports
+
+REPORTS = [
+    "Invalid read of size 4 at global memory address 0x1000000000020",
+    "Invalid write of size 1 at local memory address 0x1000000000020",
+    "Read-write data race at global memory address 0x2000000000000",
+    "Write-write data race at local memory address 0x2000000000000",
+    "Uninitialized value written to global memory address 0x2000000000000",
+    "Controlflow depends on uninitialized value",
+    "Work-group divergence detected (barrier):",
+    "OCLGRIND FATAL ERROR (Memory.cpp:300)",
+    "\tKernel: counter_update",
+]
+LABELS = [
+    "Portable Computing Language | OpenCL 3.0 PoCL 3.1+debian  Linux, None+Asserts | pthread-haswell-Intel(R) Xeon(R)",
+    "Portable Computing Language | OpenCL 3.0 PoCL 3.0-rc2  Linux, RelWithDebInfo, RELOC | pthread-Intel(R) Xeon(R)",
+    "Intel(R) OpenCL | OpenCL 3.1 LINUX | Intel(R) Xeon(R)",
+    "rusticl | OpenCL 3.0  | llvmpipe (LLVM 15.0.6, 256 bits)",
+]
+
+
+@pytest.mark.parametrize("line", REPORTS)
+def test_each_kind_of_report_is_found(line: str) -> None:
+    assert find_reports(f"ok\n{line}\nok") == [line]
+
+
+def test_a_clean_log_has_no_report() -> None:
+    assert find_reports("kernel          platform  ok\ncounter_update  Oclgrind  ok  max_error 0\n") == []
+
+
+def stub_runs(monkeypatch: pytest.MonkeyPatch, labels: list[str], failing: str = "") -> list[tuple[str, str]]:
+    """Replace everything that starts a program; the returned list fills with (selector, marker) of each run."""
+    runs: list[tuple[str, str]] = []
+
+    def run_pytest(title: str, environment: dict[str, str], marker: str, extra: object) -> Outcome:
+        runs.append((environment.get("MEMTRAIN_CL_DEVICE", ""), marker))
+        return Outcome(title, "FAILED" if failing and failing in title else "ok", "")
+
+    monkeypatch.setattr(platforms, "device_labels", lambda environment: labels)
+    monkeypatch.setattr(platforms, "run_pytest", run_pytest)
+    monkeypatch.setattr(platforms, "run_oclgrind", lambda: Outcome("Oclgrind", "ok", ""))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    return runs
+
+
+def test_every_platform_gets_its_own_run_and_then_all_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = stub_runs(monkeypatch, LABELS)
+    assert platforms.main(["--no-install", "--require-all"]) == 0
+    intel, pocl_pip, pocl_apt, rusticl = LABELS[2], LABELS[1], LABELS[0], LABELS[3]
+    assert runs == [*((label, "device") for label in (intel, pocl_pip, pocl_apt, rusticl)), ("", "platforms")]
+
+
+def test_a_failing_platform_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stub_runs(monkeypatch, LABELS, failing="rusticl")
+    assert platforms.main(["--no-install"]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_a_missing_platform_is_named_and_fails_only_when_required(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub_runs(monkeypatch, LABELS[2:])
+    assert platforms.main(["--no-install"]) == 0
+    assert "left out  PoCL 3.0 (pip)" in capsys.readouterr().out
+    assert platforms.main(["--no-install", "--require-all"]) == 1
+
+
+@pytest.mark.skipif(shutil.which("oclgrind") is None, reason="Oclgrind is not installed")
+def test_oclgrind_reports_the_canary() -> None:
+    done = platforms.under_oclgrind([sys.executable, "-c", platforms.CANARY])
+    assert any(line.startswith("Invalid read of size 4") for line in find_reports(done.stdout))
