@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from memtrain_cl.array import DeviceArray
     from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_device
     from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, UnsupportedDevice
+    from memtrain_cl.formats import C_DEFAULT
     from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
     from memtrain_cl.ops.counter import (
-        C_DEFAULT,
         counter_update_hashsr,
         decode_state,
         encode_state,
@@ -33,9 +33,9 @@ _HOMES = {
     "memtrain_cl.array": ("DeviceArray",),
     "memtrain_cl.device": ("Device", "DeviceInfo", "devices", "get_device", "use_device"),
     "memtrain_cl.errors": ("BuildError", "CorruptFile", "MemtrainError", "UnsupportedDevice"),
+    "memtrain_cl.formats": ("C_DEFAULT",),
     "memtrain_cl.nn.counter": ("CompactCounterLinear", "PackedRMSCounterLinear", "RMSCounterLinear"),
     "memtrain_cl.ops.counter": (
-        "C_DEFAULT",
         "counter_update_hashsr",
         "decode_state",
         "encode_state",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -73,6 +76,37 @@ def test_a_missing_platform_is_named_and_fails_only_when_required(
     assert platforms.main(["--no-install"]) == 0
     assert "left out  PoCL 3.0 (pip)" in capsys.readouterr().out
     assert platforms.main(["--no-install", "--require-all"]) == 1
+
+
+@pytest.mark.parametrize(("apt", "user"), [(None, 0), ("/usr/bin/apt-get", 1000)])
+def test_without_apt_or_root_one_line_says_what_is_not_installed(
+    apt: str | None, user: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(platforms, "missing_packages", lambda: ["pocl-opencl-icd", "oclgrind"])
+    monkeypatch.setattr(shutil, "which", lambda name: apt)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    platforms.install_apt_packages()
+    assert capsys.readouterr().out.splitlines() == [
+        "not installed: pocl-opencl-icd, oclgrind (installing them takes apt-get and root)"
+    ]
+
+
+def test_a_package_that_apt_lacks_does_not_stop_the_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 100 if command[-1] == "oclgrind" else 0)
+
+    monkeypatch.setattr(platforms, "missing_packages", lambda: ["oclgrind", "pocl-opencl-icd"])
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(subprocess, "run", run)
+    platforms.install_apt_packages()
+    assert [command[-1] for command in commands] == ["-qq", "oclgrind", "pocl-opencl-icd"]
+    assert capsys.readouterr().out == "not installed: oclgrind, which brings Oclgrind (apt-get failed)\n"
 
 
 @pytest.mark.skipif(shutil.which("oclgrind") is None, reason="Oclgrind is not installed")
