@@ -1,0 +1,105 @@
+"""Writing a file or a folder so that a kill at any moment leaves the old one or the new one, whole.
+
+A temporary neighbour is written, flushed to the disk and renamed into place: a rename within one file system is atomic.
+A process that is killed in between leaves the neighbour behind, under a name that begins with ``.memtrain-`` and ends
+with ``.tmp``; it can be deleted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def _temporary_name() -> str:
+    return f".memtrain-{secrets.token_hex(6)}.tmp"
+
+
+def _sync_file(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    if os.name == "nt":  # Windows has no handle of a folder that can be flushed.
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary path beside ``path``: when the block ends well its file becomes ``path``, else nothing remains.
+
+    The file is flushed before the rename and the folder after it. A symbolic link stays and its target is replaced;
+    permissions are those of the replaced file, or what the umask gives a new one. OSError when the folder is missing or
+    ``path`` is no regular file.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        code = errno.EISDIR if target.is_dir() else errno.EINVAL
+        raise OSError(code, "expected a regular file to write to", str(target))
+    temporary = target.with_name(_temporary_name())
+    # Created here, not by the writer, to learn the mode that the umask grants: some writers choose their own.
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    try:
+        mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)
+        yield temporary
+        os.chmod(temporary, mode)
+        _sync_file(temporary)
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+@contextmanager
+def atomic_folder(path: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
+    """A temporary folder for plain files: when the block ends well they stand in ``path``, else nothing remains.
+
+    A new folder (with its parents) appears by one rename. Into a folder that exists the finished files are moved one by
+    one, because it may be a mount point or somebody's working folder; files of other names stay. FileExistsError when
+    ``path`` holds anything, unless ``force``; NotADirectoryError when it is a file; OSError when one of the names is a
+    folder there.
+    """
+    target = Path(os.path.realpath(path))
+    present = target.exists()
+    if present and any(target.iterdir()) and not force:
+        raise FileExistsError(errno.EEXIST, "expected an empty or a new folder", str(target))
+    if not present:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = (target if present else target.parent) / _temporary_name()
+    temporary.mkdir()
+    try:
+        yield temporary
+        names = sorted(entry.name for entry in temporary.iterdir())
+        for name in names:
+            _sync_file(temporary / name)
+        _sync_folder(temporary)
+        if present:
+            _move_into(temporary, target, names)
+        else:
+            os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync_folder(target if present else target.parent)
+
+
+def _move_into(temporary: Path, target: Path, names: list[str]) -> None:
+    for name in names:  # Looked at before the first move, so that a refusal leaves everything as it was.
+        if (target / name).is_dir():
+            raise IsADirectoryError(errno.EISDIR, "expected a file to replace", str(target / name))
+    for name in names:
+        os.replace(temporary / name, target / name)
+    temporary.rmdir()

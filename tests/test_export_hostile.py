@@ -1,0 +1,276 @@
+"""Damaged and malicious files: every fault is a CorruptFile that names file and field; nothing large is allocated."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtrain_cl.errors import CorruptFile
+from memtrain_cl.export.motifcl import MAGIC_1, read_mt, write_mt
+from memtrain_cl.export.packed import EngineFile, read_engine, write_engine
+from tests.export_cases import assert_same_layer, assert_same_tensor, small_model
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("whole") / "m.safetensors"
+    write_engine(path, *small_model())
+    return path.read_bytes()
+
+
+def read_bytes(data: bytes) -> EngineFile:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.safetensors"
+        path.write_bytes(data)
+        try:
+            return read_engine(path)
+        except CorruptFile as fault:
+            check_sentence(str(fault), path)
+            raise
+
+
+def check_sentence(message: str, path: Path) -> None:
+    assert message.startswith(f"{path}: ")
+    assert ": expected " in message
+    assert len(message) < 600
+    assert message.isprintable()
+
+
+def split(data: bytes) -> tuple[dict[str, Any], bytes]:
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def join(header: Any, payload: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + payload
+
+
+def assert_unchanged(engine: EngineFile) -> None:
+    layers, tensors, model = small_model()
+    assert engine.layers.keys() == layers.keys()
+    assert engine.tensors.keys() == tensors.keys()
+    assert engine.model == model
+    for name, layer in layers.items():
+        assert_same_layer(engine.layers[name], layer)
+    for name, tensor in tensors.items():
+        assert_same_tensor(engine.tensors[name], tensor)
+
+
+def test_every_truncation(whole: bytes, tmp_path: Path) -> None:
+    assert_unchanged(read_bytes(whole))
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(whole)
+    for length in range(len(whole) - 1, -1, -1):
+        os.truncate(path, length)
+        with pytest.raises(CorruptFile):
+            read_engine(path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_random_corruption_is_found_or_harmless(whole: bytes, data: st.DataObject) -> None:
+    broken = bytearray(whole)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    how = data.draw(st.sampled_from(["replace", "insert", "delete", "swap", "header"]))
+    if how == "replace":
+        broken[at : at + 1] = data.draw(st.binary(min_size=1, max_size=1))
+    elif how == "insert":
+        broken[at:at] = data.draw(st.binary(min_size=1, max_size=9))
+    elif how == "delete":
+        del broken[at : at + data.draw(st.integers(1, 64))]
+    elif how == "swap":
+        other = data.draw(st.integers(0, len(whole) - 1))
+        broken[at], broken[other] = broken[other], broken[at]
+    else:
+        header, payload = split(whole)
+        name = data.draw(st.sampled_from(sorted(header.keys() - {"__metadata__"})))
+        values = st.one_of(st.none(), st.integers(-(2**65), 2**65), st.floats(), st.text(), st.lists(st.integers()))
+        header[name][data.draw(st.sampled_from(["dtype", "shape", "data_offsets"]))] = data.draw(values)
+        broken = bytearray(join(header, payload))
+    try:
+        engine = read_bytes(bytes(broken))
+    except CorruptFile:
+        return
+    # What is read without complaint is what was written: blanks of the header, or a byte replaced by itself.
+    assert_unchanged(engine)
+
+
+def entry(dtype: str, shape: Any, offsets: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+META = {"memtrain_cl": json.dumps({"format": 1, "created_by": "x", "model": {}, "layers": {}, "sha256": {}})}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "size: expected at least 8 bytes, got 0"),
+        (b"\xff" * 8, "header length: expected at most 0"),
+        ((2**62).to_bytes(8, "little") + b"{}", "header length"),
+        (join(b"\xff\xfe", b""), "header: expected JSON"),
+        (join(b"[" * 200_000, b""), "header: expected JSON"),
+        (join(b'{"a":' + b"9" * 5000 + b"}", b""), "header: expected JSON"),
+        (join([], b""), "header: expected a JSON object"),
+        (join(b'{"a":1,"a":1}', b""), "'a' twice"),
+        (join(b'{"a":NaN}', b""), "NaN"),
+        (join(b'{"a":1e999}', b""), "1e999"),
+        (join(b'{"\\ud800":1}', b""), "surrogate"),
+        (join({}, b""), "__metadata__: expected the key 'memtrain_cl'"),
+        (join({"__metadata__": {"a": 1}}, b""), "__metadata__: expected an object of strings"),
+        (join({"__metadata__": META, "a": 1}, b""), "tensor a: expected an object of"),
+        (join({"__metadata__": META, "a": entry("F33", [1], [0, 4])}, b"1234"), "tensor a: dtype.*got 'F33'"),
+        (join({"__metadata__": META, "a": entry("F32", [-1], [0, 4])}, b"1234"), r"tensor a: shape.*got \[-1\]"),
+        (join({"__metadata__": META, "a": entry("F32", [True], [0, 4])}, b"1234"), "tensor a: shape"),
+        (join({"__metadata__": META, "a": entry("F32", [2**32, 2**32], [0, 4])}, b"1234"), "tensor a: shape"),
+        (join({"__metadata__": META, "a": entry("F32", [0, 2**63], [0, 0])}, b""), "tensor a: shape"),
+        (join({"__metadata__": META, "a": entry("F32", [1] * 100, [0, 4])}, b"1234"), "tensor a: shape"),
+        (join({"__metadata__": META, "a": entry("F32", [2**40], [0, 2**42])}, b"1234"), "data_offsets.*within 4 bytes"),
+        (join({"__metadata__": META, "a": entry("F32", [1], [-4, 0])}, b"1234"), "data_offsets"),
+        (join({"__metadata__": META, "a": entry("F32", [1], [4, 0])}, b"1234"), "data_offsets"),
+        (join({"__metadata__": META, "a": entry("F32", [1], [0, 4.0])}, b"1234"), "data_offsets.*two integers"),
+        (join({"__metadata__": META, "a": entry("U8", [1], [0, 4])}, b"1234"), "data_offsets: expected 1 bytes"),
+        (join({"__metadata__": META, "a": entry("U8", [2], [2, 4])}, b"1234"), "a start of 0"),
+        (join({"__metadata__": META, "a": entry("U8", [2], [0, 2])}, b"1234"), "size: expected"),
+        (
+            join({"__metadata__": META, "a": entry("U8", [3], [0, 3]), "b": entry("U8", [2], [2, 4])}, b"1234"),
+            "tensor b: data_offsets: expected a start of 3, got 2",
+        ),
+        (join({"__metadata__": META, "\x1b[2J": entry("U8", [9], [0, 1])}, b"1"), r"tensor \\x1b\[2J"),
+        (join({"__metadata__": META, "a": entry("U8", [1], [0, 1])}, b"1"), "sha256: expected one sum for each tensor"),
+    ],
+)
+def test_container_faults_are_named(data: bytes, message: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptFile, match=message):
+            read_bytes(data)
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(body: dict[str, Any]) -> None:
+        *parents, last = path.split("/")
+        for name in parents:
+            body = body[name]
+        body[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put("format", 2), "memtrain_cl.format: expected 1, got 2"),
+        (put("format", True), "memtrain_cl.format"),
+        (put("layers", []), "memtrain_cl.layers: expected an object"),
+        (put("model", "x"), "memtrain_cl.model"),
+        (put("created_by", None), "memtrain_cl.created_by"),
+        (put("sha256", {}), "memtrain_cl.sha256"),
+        (put("layers/compact", 5), "memtrain_cl.layers.compact: expected an object"),
+        (put("layers/compact/C", 12), "compact.C: expected an integer in 1..11, got 12"),
+        (put("layers/compact/C", 1.0), "compact.C"),
+        (put("layers/compact/C", 1), "tensor compact.state: expected codes below 3"),
+        (put("layers/compact/in_features", 8), r"tensor compact.state: expected U8 \[1, 6\], got 'U8 \[1, 3\]'"),
+        (put("layers/compact/in_features", 5), "compact.in_features: expected a multiple of 4"),
+        (put("layers/compact/in_features", 2**80), "compact.in_features"),
+        (put("layers/compact/out_features", -1), "compact.out_features"),
+        (put("layers/compact/out_features", 2), "tensor compact.state"),
+        (put("layers/compact/seed", -1), "compact.seed"),
+        (put("layers/compact/step", "1"), "compact.step"),
+        (put("layers/compact/hyper", None), "compact.hyper"),
+        (put("layers/compact/kind", "Linear"), "compact.kind"),
+        (put("layers/blocks.0.up/kind", "CompactCounterLinear"), "blocks.0.up.kind: expected a layer with row moments"),
+        (put("layers/blocks.0.attn.q/kind", "CompactCounterLinear"), "tensor blocks.0.attn.q.v: expected zeros"),
+        (
+            put("layers/new", {"in_features": 4, "out_features": 1, "C": 8, "hyper": {}, "seed": 0, "step": 0}),
+            "new.state",
+        ),
+        (put("sha256/norm", "00"), "sha256 of tensor norm: expected '?00"),
+        (put("sha256/norm", 5), "sha256 of tensor norm"),
+    ],
+)
+def test_metadata_faults_are_named(whole: bytes, change: Callable[[dict[str, Any]], None], message: str) -> None:
+    header, payload = split(whole)
+    body = json.loads(header["__metadata__"]["memtrain_cl"])
+    del body["header_sha256"]  # else it would speak first
+    header["__metadata__"]["memtrain_cl"] = json.dumps(body)
+    assert_unchanged(read_bytes(join(header, payload)))
+    change(body)
+    header["__metadata__"]["memtrain_cl"] = json.dumps(body)
+    with pytest.raises(CorruptFile, match=message):
+        read_bytes(join(header, payload))
+
+
+@pytest.mark.parametrize("path", ["layers/compact/seed", "layers/compact/step", "model/dim", "created_by"])
+def test_a_changed_number_in_the_metadata_is_found(whole: bytes, path: str) -> None:
+    header, payload = split(whole)
+    body = json.loads(header["__metadata__"]["memtrain_cl"])
+    put(path, "9" if path == "created_by" else 9)(body)
+    header["__metadata__"]["memtrain_cl"] = json.dumps(body)
+    with pytest.raises(CorruptFile, match="header_sha256"):
+        read_bytes(join(header, payload))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "value"), [("scale", np.nan), ("scale", 0), ("v", -1), ("v", np.inf), ("s_base", -2)]
+)
+def test_values_out_of_bounds_are_refused_although_the_sums_agree(whole: bytes, suffix: str, value: float) -> None:
+    name = f"blocks.0.up.{suffix}"
+    header, payload = split(whole)
+    start, stop = header[name]["data_offsets"]
+    rows = np.frombuffer(payload[start:stop], "<f4").copy()
+    rows[2] = value
+    payload = payload[:start] + rows.tobytes() + payload[stop:]
+    body = json.loads(header["__metadata__"]["memtrain_cl"])
+    with pytest.raises(CorruptFile, match=f"sha256 of tensor {name}"):
+        read_bytes(join(header, payload))
+    body["sha256"][name] = hashlib.sha256(rows.tobytes()).hexdigest()
+    del body["header_sha256"]
+    header["__metadata__"]["memtrain_cl"] = json.dumps(body)
+    with pytest.raises(CorruptFile, match=f"tensor {name}: expected finite values .* in row 2"):
+        read_bytes(join(header, payload))
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_engine(tmp_path / "missing")
+    with pytest.raises(IsADirectoryError):
+        read_engine(tmp_path)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        for read in (read_engine, read_mt):
+            with pytest.raises(CorruptFile, match="regular file"):
+                read(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_truncation_of_a_motifcl_file(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "a.mt"
+    write_mt(path, np.arange(6, dtype=np.float32).reshape(2, 3))
+    data = path.read_bytes()
+    if version == 1:
+        data = MAGIC_1 + data[8:44] + data[64:]
+        path.write_bytes(data)
+    assert read_mt(path).tolist() == [[0, 1, 2], [3, 4, 5]]
+    path.write_bytes(data + b"\0")
+    with pytest.raises(CorruptFile, match="nbytes"):
+        read_mt(path)
+    for length in range(len(data) - 1, -1, -1):
+        path.write_bytes(data[:length])
+        with pytest.raises(CorruptFile):
+            read_mt(path)
