@@ -1,0 +1,111 @@
+// CPU shape of the row kernels: a work-item owns a block of rows and walks each in vectors of eight.
+
+// Both sums of a row: the lanes live in two private arrays of 128 vectors, which stay in the first-level cache.
+inline float2 row_sums(const __global uchar *row, const __global float *grad, uint n) {
+    float8 sq[128];
+    float8 gt[128];
+    const uint vectors = min((n + 7) / 8, 128u);
+    uint used = 1;
+    while (used < vectors) used *= 2;
+    for (uint i = 0; i < used; i++) {
+        sq[i] = (float8)(0.0f);
+        gt[i] = (float8)(0.0f);
+    }
+    for (uint base = 0; base < n; base += 1024) {
+        const uint full = min(n - base, 1024u) / 8;
+        for (uint i = 0; i < full; i++) {
+            const uint j = base + 8 * i;
+            const float8 g = vload8(0, grad + j);
+            const uint8 codes = ${"cc_load_8(row + j / 4 * 3)" if PACKED else "convert_uint8(vload8(0, row + j))"};
+            sq[i] += g * g;
+            gt[i] += g * code_ternary_8(${centred("codes", 8)});
+        }
+        // The row's last elements, fewer than eight, one at a time in their own lanes.
+        const uint stop = min(base + 1024, n);
+        for (uint j = base + 8 * full; j < stop; j++) {
+            const uint code = ${"cc_unpack_1(row, j)" if PACKED else "(uint)row[j]"};
+            const float g = grad[j];
+            const float product = g * code_ternary_1(${centred("code", "")});
+            ((float *)&sq[full])[j % 8] += g * g;
+            ((float *)&gt[full])[j % 8] += product;
+        }
+    }
+    for (uint mid = used / 2; mid > 0; mid /= 2) {
+        for (uint i = 0; i < mid; i++) {
+            sq[i] += sq[i + mid];
+            gt[i] += gt[i + mid];
+        }
+    }
+    return (float2)(halve_8(sq[0]), halve_8(gt[0]));
+}
+
+// sums float32 [rows, 2]: of grad^2 and of grad*t. A work-item owns `per` rows.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void row_statistics(const __global uchar *state, const __global float *grad_w, __global float *sums, const uint n,
+                    const uint rows, const uint per) {
+    const uint first = get_global_id(0) * per;
+    const uint last = min(first + per, rows);
+    for (uint o = first; o < last; o++) {
+        const float2 both = row_sums(state + (size_t)o * (${ROW_BYTES[PACKED]}), grad_w + (size_t)o * n, n);
+        vstore2(both, o, sums);
+    }
+}
+
+// One step of the tile's rows. `first_row` is the tile's place in state, scale and v; `index_base` the index of its first
+// element in the whole layer, which the rounding hashes. A work-item owns `per` rows.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void counter_update(__global uchar *state, __global float *scale, __global float *v, const __global float *grad_w,
+                    volatile __global uint *totals, const uint n, const uint rows, const uint per, const uint first_row,
+                    const ulong index_base, const uint seed, const float lr, const float lr_scale, const float beta,
+                    const float one_minus_beta, const float eps, const float clip, const float inv_sqrt_in) {
+    const uint first = get_global_id(0) * per;
+    const uint last = min(first + per, rows);
+    uint events = 0;
+    uint flips = 0;
+    uint skipped = 0;
+    for (uint tile_row = first; tile_row < last; tile_row++) {
+        const size_t o = (size_t)first_row + tile_row;
+        __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
+        const __global float *grad = grad_w + (size_t)tile_row * n;
+        const float2 sums = row_sums(row, grad, n);
+        const RowStep step = row_step(sums.x, sums.y, scale[o], ${"v[o]" if USE_RMS else "0.0f"}, n, lr, lr_scale, beta,
+                                      one_minus_beta, eps, clip, inv_sqrt_in);
+        if (step.skip) {
+            skipped++;
+            continue;
+        }
+        scale[o] = step.scale;
+        ${"v[o] = step.v;" if USE_RMS else ""}
+        const ulong index = index_base + (ulong)tile_row * n;
+        const uint low = (uint)index;
+        const uint high = (uint)(index >> 32);
+        const uint salt = index_salt(high);
+        // A row whose index passes 2^32 goes element by element, so that vectors never straddle the border.
+        const uint vector_end = (low + n < low) ? 0 : n / 8 * 8;
+        uint8 moved = (uint8)(0);
+        uint8 flipped = (uint8)(0);
+        const uint8 lane = (uint8)(0, 1, 2, 3, 4, 5, 6, 7);
+        for (uint j = 0; j < vector_end; j += 8) {
+            const uint8 inner = hash_u32_8((low + j + lane) ^ salt);
+            const float8 g = vload8(0, grad + j);
+            const uint8 codes = ${"cc_load_8(row + j / 4 * 3)" if PACKED else "convert_uint8(vload8(0, row + j))"};
+            const uint8 ticked = tick_8(codes, g, step.k, step.r, seed ^ inner, &moved, &flipped);
+            ${"cc_store_8(row + j / 4 * 3, ticked)" if PACKED else "vstore8(convert_uchar8(ticked), 0, row + j)"};
+        }
+        for (uint q = vector_end / 4; 4 * q < n; q++) {
+            uint4 codes = load_codes_4(row, q, n);
+            uint now[4] = {codes.x, codes.y, codes.z, codes.w};
+            for (uint e = 0; e < 4 && 4 * q + e < n; e++) {
+                const uint at = low + 4 * q + e;
+                const uint inner = hash_u32_1(at ^ (at < low ? index_salt(high + 1) : salt));
+                now[e] = tick_1(now[e], grad[4 * q + e], step.k, step.r, seed ^ inner, &events, &flips);
+            }
+            store_codes_4(row, q, n, (uint4)(now[0], now[1], now[2], now[3]));
+        }
+        const uint4 moved_4 = moved.lo + moved.hi;
+        const uint4 flipped_4 = flipped.lo + flipped.hi;
+        events += moved_4.x + moved_4.y + moved_4.z + moved_4.w;
+        flips += flipped_4.x + flipped_4.y + flipped_4.z + flipped_4.w;
+    }
+    count_row(totals, events, flips, skipped);
+}

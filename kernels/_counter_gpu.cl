@@ -1,0 +1,174 @@
+// GPU shape of the row kernels: a work-group of WG_SIZE items a row. Item i owns the groups of four columns i, i + WG_SIZE, ...;
+// the first HELD of them stay in registers between the sums and the ticks, longer rows read the rest a second time.
+//
+// Lanes: group q holds lanes 4q..4q+3 mod 1024, so with SLOTS = 256/WG_SIZE an item keeps SLOTS float4 of lanes, group m of the
+// item in slot m mod SLOTS.
+<%
+SLOTS = max(1, min(256 // WG_SIZE, HELD))
+STAGE = min(WG_SIZE, 16)
+
+%>
+typedef struct {
+    float4 sq[${SLOTS}];
+    float4 gt[${SLOTS}];
+} Lanes;
+
+inline void add_group(Lanes *lanes, uint slot, float4 g, uint4 codes) {
+    lanes->sq[slot] += g * g;
+    lanes->gt[slot] += g * code_ternary_4(${centred("codes", 4)});
+}
+
+// The work-group's lanes added in the one order. The result is whole in item 0.
+inline float2 reduce_lanes(Lanes *lanes, __local float4 *sq, __local float4 *gt) {
+    const uint lid = get_local_id(0);
+    sq[lid] = ${halving_tree([f"lanes->sq[{s}]" for s in range(SLOTS)])};
+    gt[lid] = ${halving_tree([f"lanes->gt[{s}]" for s in range(SLOTS)])};
+    barrier(CLK_LOCAL_MEM_FENCE);
+% if WG_SIZE > STAGE:
+    // Few items fold the units that lie STAGE apart, then one folds the rest: two barriers where a plain tree needs eight.
+    if (lid < ${STAGE}) {
+        sq[lid] = ${halving_tree([f"sq[lid + {STAGE * k}]" for k in range(WG_SIZE // STAGE)])};
+        gt[lid] = ${halving_tree([f"gt[lid + {STAGE * k}]" for k in range(WG_SIZE // STAGE)])};
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+% endif
+    float2 sums = (float2)(0.0f);
+    if (lid == 0) {
+        sums.x = halve_4(${halving_tree([f"sq[{k}]" for k in range(STAGE)])});
+        sums.y = halve_4(${halving_tree([f"gt[{k}]" for k in range(STAGE)])});
+    }
+    return sums;
+}
+
+<%def name="gather(keep)">
+    // Reads the row once and adds it to the lanes${", keeping its first HELD groups" if keep else ""}.
+    const uint groups = (n + 3) / 4;
+    Lanes lanes;
+    #pragma unroll
+    for (uint s = 0; s < ${SLOTS}; s++) {
+        lanes.sq[s] = (float4)(0.0f);
+        lanes.gt[s] = (float4)(0.0f);
+    }
+    #pragma unroll
+    for (uint m = 0; m < ${HELD}; m++) {
+        const uint q = lid + ${WG_SIZE} * m;
+        if (q < groups) {
+% if keep:
+            held_grad[m] = load_grad_4(grad, q, n);
+            held_codes[m] = load_codes_4(row, q, n);
+            add_group(&lanes, m % ${SLOTS}, held_grad[m], held_codes[m]);
+% else:
+            add_group(&lanes, m % ${SLOTS}, load_grad_4(grad, q, n), load_codes_4(row, q, n));
+% endif
+        }
+    }
+    for (uint base = lid + ${WG_SIZE * HELD}; base < groups; base += ${WG_SIZE * SLOTS}) {
+        #pragma unroll
+        for (uint s = 0; s < ${SLOTS}; s++) {
+            const uint q = base + ${WG_SIZE} * s;
+            if (q < groups) add_group(&lanes, s, load_grad_4(grad, q, n), load_codes_4(row, q, n));
+        }
+    }
+</%def>
+
+// sums float32 [rows, 2]: of grad^2 and of grad*t. A work-group owns a row.
+__kernel __attribute__((reqd_work_group_size(${WG_SIZE}, 1, 1)))
+void row_statistics(const __global uchar *state, const __global float *grad_w, __global float *sums, const uint n,
+                    const uint rows, const uint per) {
+    __local float4 unit_sq[${WG_SIZE}];
+    __local float4 unit_gt[${WG_SIZE}];
+    const uint lid = get_local_id(0);
+    const size_t o = get_group_id(0);
+    const __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
+    const __global float *grad = grad_w + o * n;
+    ${gather(False)}
+    const float2 both = reduce_lanes(&lanes, unit_sq, unit_gt);
+    if (lid == 0) vstore2(both, o, sums);
+}
+
+<%def name="tick_group(g, codes)">
+        // The index passes 2^32 inside a row at most once; a group of four may straddle that border only where rows are not
+        // multiples of four long.
+        const uint at = low + 4 * q;
+        const uint4 index = at + (uint4)(0, 1, 2, 3);
+% if PACKED:
+        const uint4 inner = hash_u32_4(index ^ (at < low ? salt_after : salt));
+% else:
+        const uint4 inner = hash_u32_4(index ^ ((index < low) ? (uint4)(salt_after) : (uint4)(salt)));
+% endif
+        uint4 moved = (uint4)(0);
+        uint4 flipped = (uint4)(0);
+        const uint4 ticked = tick_4(${codes}, ${g}, k, r, seed ^ inner, &moved, &flipped);
+% if not PACKED:
+        const uint4 inside = (4 * q + (uint4)(0, 1, 2, 3) < n) ? (uint4)(1) : (uint4)(0);
+        moved *= inside;
+        flipped *= inside;
+% endif
+        events += moved.x + moved.y + moved.z + moved.w;
+        flips += flipped.x + flipped.y + flipped.z + flipped.w;
+        store_codes_4(row, q, n, ticked);
+</%def>
+
+// One step of the tile's rows. `first_row` is the tile's place in state, scale and v; `index_base` the index of its first
+// element in the whole layer, which the rounding hashes. A work-group owns a row.
+__kernel __attribute__((reqd_work_group_size(${WG_SIZE}, 1, 1)))
+void counter_update(__global uchar *state, __global float *scale, __global float *v, const __global float *grad_w,
+                    volatile __global uint *totals, const uint n, const uint rows, const uint per, const uint first_row,
+                    const ulong index_base, const uint seed, const float lr, const float lr_scale, const float beta,
+                    const float one_minus_beta, const float eps, const float clip, const float inv_sqrt_in) {
+    __local float4 unit_sq[${WG_SIZE}];
+    __local float4 unit_gt[${WG_SIZE}];
+    __local float shared_k;
+    __local float shared_r;
+    __local uint shared_skip;
+    __local uint shared_events;
+    __local uint shared_flips;
+    const uint lid = get_local_id(0);
+    const uint tile_row = get_group_id(0);
+    const size_t o = (size_t)first_row + tile_row;
+    __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
+    const __global float *grad = grad_w + (size_t)tile_row * n;
+    float4 held_grad[${HELD}];
+    uint4 held_codes[${HELD}];
+    ${gather(True)}
+    const float2 sums = reduce_lanes(&lanes, unit_sq, unit_gt);
+    if (lid == 0) {
+        const RowStep step = row_step(sums.x, sums.y, scale[o], ${"v[o]" if USE_RMS else "0.0f"}, n, lr, lr_scale, beta,
+                                      one_minus_beta, eps, clip, inv_sqrt_in);
+        shared_k = step.k;
+        shared_r = step.r;
+        shared_skip = step.skip;
+        shared_events = 0;
+        shared_flips = 0;
+        if (!step.skip) {
+            scale[o] = step.scale;
+            ${"v[o] = step.v;" if USE_RMS else ""}
+        }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    const uint skip = shared_skip;
+    uint events = 0;
+    uint flips = 0;
+    if (!skip) {
+        const float k = shared_k;
+        const float r = shared_r;
+        const ulong index = index_base + (ulong)tile_row * n;
+        const uint low = (uint)index;
+        const uint salt = index_salt((uint)(index >> 32));
+        const uint salt_after = index_salt((uint)(index >> 32) + 1);
+        #pragma unroll
+        for (uint m = 0; m < ${HELD}; m++) {
+            const uint q = lid + ${WG_SIZE} * m;
+            if (q < groups) {
+                ${tick_group("held_grad[m]", "held_codes[m]")}
+            }
+        }
+        for (uint q = lid + ${WG_SIZE * HELD}; q < groups; q += ${WG_SIZE}) {
+            ${tick_group("load_grad_4(grad, q, n)", "load_codes_4(row, q, n)")}
+        }
+        atomic_add(&shared_events, events);
+        atomic_add(&shared_flips, flips);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lid == 0) count_row(totals, shared_events, shared_flips, skip);
+}

@@ -1,0 +1,40 @@
+// How a row of counter state lies in memory: four codes at columns 4q..4q+3, in 6-bit or byte storage.
+// Needs: PACKED, C, VECTOR_WIDTHS, _code6.cl.
+<%! ROW_BYTES = {0: "n", 1: "n / 4 * 3"} %>
+inline uint4 load_codes_4(const __global uchar *row, uint q, uint n) {
+% if PACKED:
+    return cc_unpack4(cc_load_group(row + 3 * (size_t)q));
+% else:
+    const uint j = 4 * q;
+    if (j + 4 <= n) return convert_uint4(vload4(q, row));
+    return (uint4)(row[j], j + 1 < n ? row[j + 1] : 0, j + 2 < n ? row[j + 2] : 0, 0);
+% endif
+}
+
+inline void store_codes_4(__global uchar *row, uint q, uint n, uint4 codes) {
+% if PACKED:
+    cc_store_group(row + 3 * (size_t)q, cc_pack4(codes));
+% else:
+    const uint j = 4 * q;
+    if (j + 4 <= n) {
+        vstore4(convert_uchar4(codes), q, row);
+        return;
+    }
+    row[j] = (uchar)codes.x;
+    if (j + 1 < n) row[j + 1] = (uchar)codes.y;
+    if (j + 2 < n) row[j + 2] = (uchar)codes.z;
+% endif
+}
+
+<%def name="centred(codes, width)">(convert_float${width}(as_int${width}(${codes})) - ${3 * C - 2}.0f)</%def>
+
+// 1.5 * 2^23: adding and taking it away rounds a small float to the nearest integer on every device.
+#define ROUND_MAGIC 12582912.0f
+
+% for W in VECTOR_WIDTHS:
+<% S = "" if W == 1 else str(W) %>
+inline float${S} code_ternary_${W}(float${S} centred) {
+    // centred = t*(2C-1) + c with |c| <= C-1 < (2C-1)/2, so t is the nearest integer to centred/(2C-1).
+    return (centred * ${repr(1.0 / (2 * C - 1))}f + ROUND_MAGIC) - ROUND_MAGIC;
+}
+% endfor

@@ -1,0 +1,23 @@
+// Counter-based random numbers: a 32-bit hash of (seed, stream, element), never of work-group shape or global state.
+// hash_u32 is the published mixer; u = (hash_u32(x) & 0xffffff) / 2^24 is exact in float32.
+// Needs: VECTOR_WIDTHS, the vector widths for which the functions are made (1 means scalar).
+
+% for W in VECTOR_WIDTHS:
+<% S = "" if W == 1 else str(W) %>
+inline uint${S} hash_u32_${W}(uint${S} x) {
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    x ^= x >> 16;
+    return x;
+}
+
+inline float${S} uniform01_${W}(uint${S} x) {
+    // Through a signed integer: the value has 24 bits, and CPUs convert signed lanes in one instruction.
+    return convert_float${S}(as_int${S}(hash_u32_${W}(x) & 0xffffffu)) * 5.9604644775390625e-8f;
+}
+% endfor
+
+// The hash that enters an element's own: elements beyond 2^32 mix the upper half of their index in.
+inline uint index_salt(uint high) { return hash_u32_1(high); }

@@ -1,0 +1,136 @@
+// Counter weights: pack, unpack, decode to dense, row statistics, and the update of one step.
+//
+// state   uchar [rows, in/4*3] packed 6-bit codes, or [rows, in] codes (PACKED = 0)
+// scale, v, grad_w   float32 [rows], [rows], [rows of the tile, in]
+// One template, two shapes: GPU = 1 gives a work-group a row with the gradient kept in registers; GPU = 0 a work-item a block
+// of rows, in vectors of eight, without barriers.
+//
+// Launched by memtrain_cl/ops/counter.py.
+// Constants: C, PACKED, GPU; ALIGNED (grad_w's rows begin on 16 bytes); WG_SIZE (items a row) and HELD (groups of four an item keeps in registers, a multiple of
+// 256/WG_SIZE in rows of more groups than items), both read by GPU = 1 only;
+// LAGGED, USE_RMS, CLIP, CLIPPED_SCALE.
+#pragma OPENCL FP_CONTRACT OFF
+
+<%
+VECTOR_WIDTHS = (1, 4) if GPU else (1, 4, 8)
+%>
+#include "_rng.cl"
+#include "_code6.cl"
+#include "_reduce.cl"
+#include "_counter_state.cl"
+#include "_tick.cl"
+
+inline float4 load_grad_4(const __global float *row, uint q, uint n) {
+    const uint j = 4 * q;
+    if (j + 4 <= n) return ${"((const __global float4 *)row)[q]" if ALIGNED else "vload4(q, row)"};
+    return (float4)(row[j], j + 1 < n ? row[j + 1] : 0.0f, j + 2 < n ? row[j + 2] : 0.0f, 0.0f);
+}
+
+// ---- codecs -------------------------------------------------------------------------------------------------------------
+
+// codes uchar [4*groups] -> packed uchar [3*groups]; a work-item owns `per` groups in a row.
+__kernel void pack_codes(const __global uchar *codes, __global uchar *packed, const ulong groups, const ulong per) {
+    const ulong first = get_global_id(0) * per;
+    const ulong last = min(first + per, groups);
+    ulong q = first;
+% if not GPU:
+    for (; q + 2 <= last; q += 2) cc_store_8(packed + 3 * q, convert_uint8(vload8(0, codes + 4 * q)) & 63u);
+% endif
+    for (; q < last; q++) cc_store_group(packed + 3 * q, cc_pack4(convert_uint4(vload4(q, codes)) & 63u));
+}
+
+// packed uchar [3*groups] -> codes uchar [4*groups]; a work-item owns `per` groups in a row.
+__kernel void unpack_codes(const __global uchar *packed, __global uchar *codes, const ulong groups, const ulong per) {
+    const ulong first = get_global_id(0) * per;
+    const ulong last = min(first + per, groups);
+    ulong q = first;
+% if not GPU:
+    for (; q + 2 <= last; q += 2) vstore8(convert_uchar8(cc_load_8(packed + 3 * q)), 0, codes + 4 * q);
+% endif
+    for (; q < last; q++) vstore4(convert_uchar4(cc_unpack4(cc_load_group(packed + 3 * q))), q, codes);
+}
+
+// dense float32 [rows, n] = scale[row] * t; a work-item owns `per` groups of four of the row get_global_id(1).
+__kernel void decode_dense(const __global uchar *state, const __global float *scale, __global float *dense, const uint n, const uint per) {
+    const size_t o = get_global_id(1);
+    const uint groups = (n + 3) / 4;
+    const uint first = get_global_id(0) * per;
+    const uint last = min(first + per, groups);
+    const float s = scale[o];
+    const __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
+    __global float *target = dense + o * (size_t)n;
+    for (uint q = first; q < last; q++) {
+        const uint4 codes = load_codes_4(row, q, n);
+        const float4 w = s * code_ternary_4(${centred("codes", 4)});
+        const uint j = 4 * q;
+        if (j + 4 <= n) {
+            vstore4(w, q, target);
+        } else {
+            target[j] = w.x;
+            if (j + 1 < n) target[j + 1] = w.y;
+            if (j + 2 < n) target[j + 2] = w.z;
+        }
+    }
+}
+
+// ---- one row's part of the update ---------------------------------------------------------------------------------------
+
+typedef struct {
+    float k;      // (lr/denom)*(C/s_new)
+    float r;      // s_old/s_new
+    float scale;  // s_new
+    float v;      // the row's new second moment
+    uint skip;    // the gradient is not finite: the row stays as it is
+} RowStep;
+
+// From the row's sums (of grad^2 and of grad*t) and its old scale and v to what every element needs. The order of operations
+// is part of the format: it decides bytes.
+inline RowStep row_step(float sum_sq, float sum_gt, float s, float v_old, uint n, float lr, float lr_scale, float beta,
+                        float one_minus_beta, float eps, float clip, float inv_sqrt_in) {
+    RowStep step;
+    const float count = (float)n;
+    const float g_sq = sum_sq / count;
+    float denom = 1.0f;
+    step.v = v_old;
+% if USE_RMS:
+    const float kept = beta * v_old;
+    const float fresh = one_minus_beta * g_sq;
+    step.v = kept + fresh;
+    denom = fmax(sqrt(${"v_old" if LAGGED else "step.v"}), eps);
+% endif
+% if CLIP:
+    const float norm = sqrt(g_sq * count) / denom;
+    denom = denom / fmin(1.0f, clip / fmax(norm, 1e-30f));
+% endif
+    float grad_s = sum_gt * inv_sqrt_in;
+% if CLIPPED_SCALE:
+    grad_s = grad_s / denom;
+% endif
+    const float change = lr_scale * grad_s;
+    step.scale = clamp(s - change, 1e-5f, 10.0f);
+    const float per_lr = lr / denom;
+    const float per_quantum = ${C}.0f / step.scale;
+    step.k = per_lr * per_quantum;
+    step.r = s / step.scale;
+    step.skip = !isfinite(sum_sq);
+    return step;
+}
+
+// The 64-bit totals (events, flips, skipped rows) as pairs of 32-bit halves; integer sums do not depend on their order.
+inline void add_total(volatile __global uint *pair, uint amount) {
+    if (amount == 0) return;
+    const uint before = atomic_add(pair, amount);
+    if (before + amount < before) atomic_inc(pair + 1);
+}
+
+inline void count_row(volatile __global uint *totals, uint events, uint flips, uint skipped) {
+    add_total(totals, events);
+    add_total(totals + 2, flips);
+    add_total(totals + 4, skipped);
+}
+
+% if GPU:
+#include "_counter_gpu.cl"
+% else:
+#include "_counter_cpu.cl"
+% endif

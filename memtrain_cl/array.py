@@ -1,0 +1,184 @@
+"""DeviceArray: the one type that carries data on an OpenCL device, thin over a pyopencl buffer.
+
+Contiguous, row-major, of a NumPy dtype. It speaks the array-API DLPack protocol (see dlpack.py): consumers of CPU memory get the
+very same bytes where the device shares the host's memory, others get the ``cl_mem`` handle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memtrain_cl.device import Device
+from memtrain_cl.errors import UnsupportedDevice
+from memtrain_cl.runtimes import import_pyopencl
+
+
+class DeviceArray:
+    """Data on a device.
+
+    buffer: the pyopencl buffer, None when the array holds no element (OpenCL has no empty buffers).
+    owner: whatever must stay alive as long as the buffer (the host memory that it wraps).
+    readonly: an import that may not be written; kernels that write refuse it.
+    alignment: a power of two that divides the address of the first element, for kernels that load wide.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        buffer: Any,
+        shape: Sequence[int],
+        dtype: npt.DTypeLike,
+        *,
+        owner: Any = None,
+        shares_host: bool = False,
+        readonly: bool = False,
+        alignment: int = 128,
+    ) -> None:
+        self.device = device
+        self.buffer = buffer
+        self.shape = tuple(int(size) for size in shape)
+        self.dtype = np.dtype(dtype)
+        self.owner = owner
+        self.shares_host = shares_host
+        self.readonly = readonly
+        self.alignment = alignment
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data."""
+        return self.size * self.dtype.itemsize
+
+    def rows(self, count: int) -> DeviceArray:
+        """The first `count` rows, over the same memory."""
+        shape = (count, *self.shape[1:])
+        return DeviceArray(
+            self.device,
+            self.buffer if math.prod(shape) else None,
+            shape,
+            self.dtype,
+            owner=self,
+            shares_host=self.shares_host,
+            readonly=self.readonly,
+            alignment=self.alignment,
+        )
+
+    def numpy(self) -> np.ndarray:
+        """A NumPy copy of the data; waits for the kernels before it."""
+        result = np.empty(self.shape, self.dtype)
+        if self.buffer is not None:
+            self.device.check_process()
+            import_pyopencl().enqueue_copy(self.device.queue, result, self.buffer, is_blocking=True)
+        return result
+
+    def map_host(self, *, write: bool = False) -> np.ndarray:
+        """The data as a NumPy array over the shared memory itself, valid for the host once the queue's kernels have ended.
+
+        Raises BufferError where the device does not share the host's memory.
+        """
+        if not self.shares_host:
+            raise BufferError(f"{self.device.info.name} does not share the host's memory; use .numpy() or .to_torch() for a copy")
+        if self.buffer is None:
+            return np.empty(self.shape, self.dtype)
+        cl = import_pyopencl()
+        flags = cl.map_flags.READ | (cl.map_flags.WRITE if write else 0)
+        self.device.check_process()
+        mapped, _ = cl.enqueue_map_buffer(
+            self.device.queue, self.buffer, flags, 0, self.shape, self.dtype, is_blocking=True
+        )
+        return mapped  # type: ignore[no-any-return]
+
+    def to_torch(self) -> Any:
+        """A torch CPU tensor: over the same memory where it is shared, else a copy."""
+        import torch
+
+        return torch.from_numpy(self.map_host(write=True) if self.shares_host and not self.readonly else self.numpy())
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        from memtrain_cl import dlpack
+
+        return dlpack.device_of(self)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        from memtrain_cl import dlpack
+
+        return dlpack.export(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __repr__(self) -> str:
+        return f"DeviceArray({self.shape}, {self.dtype}, {self.device.info.name})"
+
+
+def check_allocation(device: Device, nbytes: int) -> None:
+    """UnsupportedDevice when one buffer of `nbytes` is more than the device gives."""
+    if nbytes > device.info.max_alloc_bytes:
+        raise UnsupportedDevice(
+            f"a buffer of {nbytes} bytes was asked for, but {device.info.name} gives at most {device.info.max_alloc_bytes} at once"
+        )
+
+
+def empty(device: Device, shape: Sequence[int], dtype: npt.DTypeLike) -> DeviceArray:
+    """An uninitialised array on the device."""
+    array = DeviceArray(device, None, shape, dtype)
+    if array.nbytes:
+        check_allocation(device, array.nbytes)
+        cl = import_pyopencl()
+        # Memory that the host can map without a copy where the two share it.
+        flags = cl.mem_flags.READ_WRITE | (cl.mem_flags.ALLOC_HOST_PTR if device.info.unified_memory else 0)
+        array.buffer = cl.Buffer(device.context, flags, array.nbytes)
+        array.shares_host = device.info.unified_memory
+    return array
+
+
+def from_numpy(device: Device, values: np.ndarray) -> DeviceArray:
+    """A device copy of `values`."""
+    array = empty(device, values.shape, values.dtype)
+    if array.buffer is not None:
+        device.check_process()
+        import_pyopencl().enqueue_copy(device.queue, array.buffer, np.ascontiguousarray(values), is_blocking=True)
+    return array
+
+
+def wrap_host(device: Device, values: np.ndarray, *, owner: Any = None) -> DeviceArray:
+    """An array over `values`' own memory (zero-copy); only for devices that share the host's memory.
+
+    `values` must be contiguous; the array is read-only where `values` is.
+    """
+    if not device.info.unified_memory:
+        raise BufferError(f"{device.info.name} does not share the host's memory")
+    if not values.flags.c_contiguous:
+        raise BufferError(f"expected contiguous memory, got strides {values.strides} for shape {values.shape}")
+    readonly = not values.flags.writeable
+    address = values.ctypes.data
+    array = DeviceArray(
+        device,
+        None,
+        values.shape,
+        values.dtype,
+        owner=(owner, values),
+        shares_host=True,
+        readonly=readonly,
+        alignment=min(address & -address, 128) if address else 128,
+    )
+    if array.nbytes:
+        check_allocation(device, array.nbytes)
+        device.check_process()
+        cl = import_pyopencl()
+        access = cl.mem_flags.READ_ONLY if readonly else cl.mem_flags.READ_WRITE
+        array.buffer = cl.Buffer(device.context, access | cl.mem_flags.USE_HOST_PTR, hostbuf=values)
+    return array

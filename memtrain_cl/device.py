@@ -1,0 +1,319 @@
+"""Choose an OpenCL device and hold its context, queue and capabilities.
+
+Capabilities are read from the device, never derived from its name. The order of choice: the argument, the device set by
+`use_device`, ``MEMTRAIN_CL_DEVICE``, ``PYOPENCL_CTX``, then the best-scored device (GPU before CPU, Intel's CPU runtime before
+PoCL). Nothing here ever prompts; the pick is logged once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from memtrain_cl.errors import UnsupportedDevice
+from memtrain_cl.runtimes import import_pyopencl
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+logger = logging.getLogger("memtrain_cl")
+
+INSTALL_HINT = (
+    "install one with: pip install 'memtrain-cl[cpu]' (a CPU runtime from pip), "
+    "apt install pocl-opencl-icd (a CPU driver from Debian or Ubuntu), or your GPU vendor's OpenCL driver"
+)
+
+DeviceType = Literal["gpu", "accelerator", "cpu"]
+_CORRECTLY_ROUNDED_DIVIDE = 1 << 7
+_TYPE_SCORE = {"gpu": 2000, "accelerator": 1000, "cpu": 0}
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a device says of itself. Sizes in bytes; `index` is its place in `devices()`.
+
+    `same_hardware_as` is the index of an earlier entry that drives the same hardware through another platform, or None.
+    """
+
+    index: int
+    platform: str
+    platform_version: str
+    name: str
+    vendor: str
+    driver_version: str
+    opencl_c_version: str
+    type: DeviceType
+    compute_units: int
+    max_work_group_size: int
+    local_mem_bytes: int
+    global_mem_bytes: int
+    max_alloc_bytes: int
+    native_vector_width: int
+    unified_memory: bool
+    correctly_rounded_divide: bool
+    fp16: bool
+    fp64: bool
+    subgroups: bool
+    integer_dot: bool
+    inline_ptx: bool
+    same_hardware_as: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Platform, version and device in one line: the text that selectors match."""
+        return f"{self.platform} | {self.platform_version} | {self.name}"
+
+
+class Device:
+    """An opened device: one context and one in-order queue for the process, and what the device can do.
+
+    A process that forks after opening a device cannot use it in the child (the driver's threads do not survive a fork):
+    `check_process` turns the hang into an UnsupportedDevice error.
+    """
+
+    def __init__(self, info: DeviceInfo, handle: Any) -> None:
+        cl = import_pyopencl()
+        self.info = info
+        self.handle = handle
+        self._pid = os.getpid()
+        self.context: cl.Context = cl.Context([handle])
+        self.queue: cl.CommandQueue = cl.CommandQueue(self.context)
+
+    def check_process(self) -> None:
+        """UnsupportedDevice when this process is a fork of the one that opened the device."""
+        if os.getpid() != self._pid:
+            raise UnsupportedDevice(
+                f"the OpenCL device {self.info.name} was opened before this process was forked and cannot be used here; "
+                "start worker processes with the 'spawn' method, or open the device only in the children"
+            )
+
+    def synchronize(self) -> None:
+        """Wait until every kernel and copy queued so far has ended."""
+        self.check_process()
+        self.queue.finish()
+
+    def with_capabilities(self, **changes: Any) -> Device:
+        """The same context and queue under other capabilities (fields of DeviceInfo): how a smaller device would be served."""
+        twin = object.__new__(Device)
+        twin.__dict__.update(self.__dict__)
+        twin.info = replace(self.info, **changes)
+        return twin
+
+    @cached_property
+    def transfer_queue(self) -> cl.CommandQueue:
+        """A second queue, for copies that run beside kernels."""
+        return import_pyopencl().CommandQueue(self.context)
+
+    @cached_property
+    def cache_key(self) -> tuple[str, ...]:
+        """What identifies the compiler behind this device, for caches that outlive the process."""
+        info = self.info
+        return (info.platform, info.platform_version, info.name, info.driver_version)
+
+    def __repr__(self) -> str:
+        return f"Device({self.info.index}: {self.info.label})"
+
+
+def _read_info(index: int, platform: Any, device: Any) -> DeviceInfo:
+    cl = import_pyopencl()
+    extensions = set(device.extensions.split())
+    kind: DeviceType = "cpu"
+    if device.type & cl.device_type.GPU:
+        kind = "gpu"
+    elif device.type & cl.device_type.ACCELERATOR:
+        kind = "accelerator"
+    return DeviceInfo(
+        index=index,
+        platform=platform.name.strip(),
+        platform_version=platform.version.strip(),
+        name=device.name.strip(),
+        vendor=device.vendor.strip(),
+        driver_version=device.driver_version.strip(),
+        opencl_c_version=device.opencl_c_version.strip(),
+        type=kind,
+        compute_units=device.max_compute_units,
+        max_work_group_size=device.max_work_group_size,
+        local_mem_bytes=device.local_mem_size,
+        global_mem_bytes=device.global_mem_size,
+        max_alloc_bytes=device.max_mem_alloc_size,
+        native_vector_width=device.native_vector_width_float,
+        unified_memory=bool(device.host_unified_memory),
+        correctly_rounded_divide=bool(device.single_fp_config & _CORRECTLY_ROUNDED_DIVIDE),
+        fp16="cl_khr_fp16" in extensions,
+        fp64="cl_khr_fp64" in extensions,
+        subgroups="cl_khr_subgroups" in extensions,
+        integer_dot="cl_khr_integer_dot_product" in extensions,
+        # The extension that names NVIDIA's compiler options is the device's own word that its compiler takes PTX.
+        inline_ptx="cl_nv_compiler_options" in extensions,
+    )
+
+
+def _hardware_key(info: DeviceInfo, handle: Any) -> tuple[Any, ...]:
+    """Equal keys mean one piece of hardware behind two platforms; every CPU driver drives the one host processor."""
+    if info.type == "cpu":
+        return ("cpu",)
+    for attribute in ("pci_bus_info_khr", "pci_bus_id_nv"):
+        with contextlib.suppress(Exception):  # an attribute that the driver does not know raises its own error type
+            value = getattr(handle, attribute)
+            return ("pci", getattr(value, "pci_bus", value), getattr(value, "pci_device", 0))
+    return (info.type, info.name, info.platform, info.index)
+
+
+def _list_handles() -> list[tuple[Any, Any]]:
+    cl = import_pyopencl()
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error:
+        return []
+    found = []
+    for platform in platforms:
+        try:
+            handles = platform.get_devices()
+        except cl.Error as error:
+            logger.warning("OpenCL platform %s lists no devices: %s", platform.name, error)
+            continue
+        found += [(platform, handle) for handle in handles]
+    return found
+
+
+_lock = threading.RLock()
+_listed: list[tuple[DeviceInfo, Any]] | None = None
+_opened: dict[int, Device] = {}
+_current: contextvars.ContextVar[Device | None] = contextvars.ContextVar("memtrain_cl_device", default=None)
+_announced: set[int] = set()
+
+
+def _inventory() -> list[tuple[DeviceInfo, Any]]:
+    global _listed
+    with _lock:
+        if _listed is None:
+            listed: list[tuple[DeviceInfo, Any]] = []
+            seen: dict[tuple[Any, ...], int] = {}
+            for index, (platform, handle) in enumerate(_list_handles()):
+                info = _read_info(index, platform, handle)
+                first = seen.setdefault(_hardware_key(info, handle), index)
+                if first != index:
+                    info = replace(info, same_hardware_as=first)
+                listed.append((info, handle))
+            _listed = listed
+        return _listed
+
+
+def devices() -> list[DeviceInfo]:
+    """Every OpenCL device of every platform, in the loader's order; an empty list where there is no driver."""
+    return [info for info, _ in _inventory()]
+
+
+def score(info: DeviceInfo) -> int:
+    """Rank of a device when nobody chose: higher is better; ties go to the lower index."""
+    vendor_score = 0
+    if info.type == "cpu":
+        # Two CPU drivers differ by how fast they run barrier kernels, which no capability tells.
+        platform = info.platform.lower()
+        vendor_score = 20 if "intel" in platform else 10 if "portable computing language" in platform else 0
+    return _TYPE_SCORE[info.type] + vendor_score
+
+
+def choices() -> str:
+    """The devices as text, one a line, for messages."""
+    return "\n".join(f"  {info.index}: {info.label}" for info in devices()) or "  (none)"
+
+
+def _require_any() -> None:
+    if not devices():
+        raise UnsupportedDevice(f"no OpenCL device was found on this machine; {INSTALL_HINT}")
+
+
+def _select(selector: str | int, source: str) -> DeviceInfo:
+    _require_any()
+    infos = devices()
+    text = str(selector).strip()
+    if text.lstrip("-").isdigit():
+        if 0 <= int(text) < len(infos):
+            return infos[int(text)]
+    elif text:
+        matches = [info for info in infos if text.lower() in info.label.lower()]
+        if matches:
+            return max(matches, key=lambda info: (score(info), -info.index))
+    raise UnsupportedDevice(
+        f"{source} expected the index of a device or a part of its platform's or its own name, got {selector!r}; "
+        f"the devices are:\n{choices()}"
+    )
+
+
+def _from_pyopencl_ctx(value: str) -> DeviceInfo:
+    """PYOPENCL_CTX: platform[:device], each an index within its list or a part of a name."""
+    _require_any()
+    platform_text, _, device_text = value.partition(":")
+    cl = import_pyopencl()
+    names = [platform.name.strip() for platform in cl.get_platforms()]
+    if platform_text.isdigit() and int(platform_text) < len(names):
+        wanted = [cl.get_platforms()[int(platform_text)]]
+    else:
+        wanted = [p for p in cl.get_platforms() if platform_text.lower() in p.name.lower() and platform_text]
+    inside = [info for info, handle in _inventory() if handle.platform in wanted]
+    if device_text.isdigit():
+        inside = inside[int(device_text) : int(device_text) + 1]
+    elif device_text:
+        inside = [info for info in inside if device_text.lower() in info.name.lower()]
+    if not inside:
+        raise UnsupportedDevice(
+            f"PYOPENCL_CTX expected platform:device, got {value!r}, which matches none of:\n{choices()}"
+        )
+    return inside[0]
+
+
+def _choose() -> DeviceInfo:
+    chosen = os.environ.get("MEMTRAIN_CL_DEVICE", "")
+    if chosen:
+        return _select(chosen, "MEMTRAIN_CL_DEVICE")
+    context = os.environ.get("PYOPENCL_CTX", "")
+    if context:
+        return _from_pyopencl_ctx(context)
+    _require_any()
+    return max(devices(), key=lambda info: (score(info), -info.index))
+
+
+def get_device(selector: str | int | Device | None = None) -> Device:
+    """The device for `selector`: an index of `devices()`, a case-insensitive part of "platform | version | name", or an
+    opened Device. None: the one set by `use_device`, else by the environment, else the best-scored one.
+
+    Raises UnsupportedDevice: no driver at all (the message names the command that installs one), or no match (the message
+    lists what there is). Opening is cached, so equal selectors give the same object.
+    """
+    if isinstance(selector, Device):
+        return selector
+    if selector is None:
+        current = _current.get()
+        if current is not None:
+            return current
+        info = _choose()
+    elif isinstance(selector, (str, int)) and not isinstance(selector, bool):
+        info = _select(selector, "a device selector")
+    else:
+        raise TypeError(f"expected a device selector as int, str, Device or None, got {type(selector).__name__}")
+    with _lock:
+        if info.index not in _opened:
+            _opened[info.index] = Device(info, _inventory()[info.index][1])
+        if info.index not in _announced:
+            _announced.add(info.index)
+            logger.info("using OpenCL device %d: %s", info.index, info.label)
+        return _opened[info.index]
+
+
+@contextlib.contextmanager
+def use_device(selector: str | int | Device) -> Iterator[Device]:
+    """Within the block, `get_device()` gives this device (in this thread and in tasks started from it)."""
+    device = get_device(selector)
+    token = _current.set(device)
+    try:
+        yield device
+    finally:
+        _current.reset(token)

@@ -1,0 +1,17 @@
+"""Errors that a user can meet. Each message is one sentence that says what was expected, what came, and what mends it."""
+
+
+class MemtrainError(Exception):
+    """Base of every error that memtrain_cl raises on its own account."""
+
+
+class UnsupportedDevice(MemtrainError, RuntimeError):
+    """No OpenCL device answers the request: no driver, a selector that matches nothing, or a device that fails its checks."""
+
+
+class BuildError(MemtrainError, RuntimeError):
+    """An OpenCL program did not build; the message names kernel file, parameters and device and holds the compiler's log."""
+
+
+class CorruptFile(MemtrainError, ValueError):
+    """A file that does not hold what its format promises; the message names file, field and value."""

@@ -1,0 +1,117 @@
+"""Frozen descriptions of the packed layouts: bits, shapes, bytes, bounds. Imports nothing of ours but errors, and no torch.
+
+Counter codes
+    A weight is the pair (t, c) with t in {-1, 0, +1} and c in {-(C-1) .. C-1}; its code is ``(t+1)*(2C-1) + (c + C-1)``,
+    an integer in ``0 .. 3(2C-1)-1`` kept in uint8. Codes of 6 bits (C <= 11) pack four into three bytes, little end first:
+    the 24-bit little-endian number ``c0 | c1<<6 | c2<<12 | c3<<18``.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+C_DEFAULT = 8
+C_MAX_PACKED = 11
+C_MAX_UNPACKED = 43
+
+#: Virtual lanes of the one summation order (element j is summed in lane j mod LANES, then the lanes are halved).
+LANES = 1024
+
+
+def check_c(C: Any, *, packed: bool) -> int:
+    """The carry radix as an int; ValueError that says which range holds (1..11 packed, 1..43 as uint8 codes)."""
+    highest = C_MAX_PACKED if packed else C_MAX_UNPACKED
+    if isinstance(C, bool) or not isinstance(C, numbers.Integral) or not 1 <= C <= highest:
+        storage = "6-bit storage" if packed else "uint8 storage"
+        raise ValueError(f"expected C as an integer in 1..{highest} for {storage}, got {C!r}")
+    return int(C)
+
+
+def code_count(C: int) -> int:
+    """Number of codes in use, 3(2C-1)."""
+    return 3 * (2 * C - 1)
+
+
+def packed_row_bytes(in_features: int) -> int:
+    """Bytes of one packed row of in_features codes (ValueError unless in_features is a multiple of 4)."""
+    if in_features % 4:
+        raise ValueError(f"expected in_features divisible by 4 for 6-bit packing, got {in_features}")
+    return in_features // 4 * 3
+
+
+def state_row_bytes(in_features: int, *, packed: bool) -> int:
+    """Bytes of one row of counter state in either storage."""
+    return packed_row_bytes(in_features) if packed else in_features
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """One counter layer as NumPy arrays: what an exporter needs and an importer gives back.
+
+    state: uint8 [out, in/4*3], packed 6-bit codes.   scale, v, s_base: float32 [out]; v and s_base are None in a layer
+    without row moments.   hyper: the constructor's options.   seed, step: the position in the rounding stream.
+    kind: the layer class's name.
+    """
+
+    in_features: int
+    out_features: int
+    C: int
+    state: np.ndarray
+    scale: np.ndarray
+    v: np.ndarray | None
+    s_base: np.ndarray | None
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    step: int = 0
+    kind: str = "PackedRMSCounterLinear"
+
+    def __post_init__(self) -> None:
+        check_c(self.C, packed=True)
+        if self.out_features < 0 or self.in_features < 0:
+            raise ValueError(f"expected sizes >= 0, got out {self.out_features}, in {self.in_features}")
+        expected = (self.out_features, packed_row_bytes(self.in_features))
+        if self.state.dtype != np.uint8 or self.state.shape != expected:
+            raise ValueError(f"expected state uint8 {expected}, got {self.state.dtype} {self.state.shape}")
+        for name in ("scale", "v", "s_base"):
+            row = getattr(self, name)
+            if row is None and name != "scale":
+                continue
+            if row.dtype != np.float32 or row.shape != (self.out_features,):
+                raise ValueError(f"expected {name} float32 ({self.out_features},), got {row.dtype} {row.shape}")
+
+
+@dataclass(frozen=True)
+class CounterRule:
+    """The constants of one counter update (see `memtrain_cl.reference.counter` for the equations).
+
+    C: carry radix.   packed: 6-bit storage.   lr, lr_scale: step sizes of counter and row scale.   rms_beta, rms_eps: decay and floor of
+    the row moment.   use_rms: False leaves the gradient unnormalised.   lagged: normalise by the previous moment.   clip: bound
+    of the row norm, 0 for none.   clipped_scale: the scale learns from the clipped gradient (the layer without row moments).
+    """
+
+    C: int
+    packed: bool
+    lr: float
+    lr_scale: float
+    rms_beta: float = 0.9
+    rms_eps: float = 1e-3
+    use_rms: bool = True
+    lagged: bool = False
+    clip: float = 0.0
+    clipped_scale: bool = False
+
+    def __post_init__(self) -> None:
+        check_c(self.C, packed=self.packed)
+        for name in ("lr", "lr_scale", "clip"):
+            value = getattr(self, name)
+            if not (isinstance(value, numbers.Real) and 0.0 <= value < float("inf")):
+                raise ValueError(f"expected {name} as a finite number >= 0, got {value!r}")
+        if not (isinstance(self.rms_beta, numbers.Real) and 0.0 <= self.rms_beta < 1.0):
+            raise ValueError(f"expected rms_beta in [0, 1), got {self.rms_beta!r}")
+        if not (isinstance(self.rms_eps, numbers.Real) and 0.0 < self.rms_eps < float("inf")):
+            raise ValueError(f"expected rms_eps as a finite number > 0, got {self.rms_eps!r}")

@@ -1,0 +1,24 @@
+"""One launcher a kernel: check the input, cross the bridge, launch, return. The same names and signatures as `memtrain_cl.reference`."""
+
+from memtrain_cl.ops.counter import (
+    counter_update_,
+    counter_update_hashsr,
+    decode_dense,
+    pack_codes,
+    row_statistics,
+    unpack_codes,
+)
+from memtrain_cl.ops.matmul import counter_backward_, counter_forward, counter_grad_input, grad_weight
+
+__all__ = [
+    "counter_backward_",
+    "counter_forward",
+    "counter_grad_input",
+    "counter_update_",
+    "counter_update_hashsr",
+    "decode_dense",
+    "grad_weight",
+    "pack_codes",
+    "row_statistics",
+    "unpack_codes",
+]

@@ -1,0 +1,227 @@
+"""Launchers of kernels/counter.cl: packing, decoding, row sums, and the counter update.
+
+Signatures, formulas and results are those of `memtrain_cl.reference.counter`, byte for byte on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from memtrain_cl.array import DeviceArray
+from memtrain_cl.bridge import Crossing
+from memtrain_cl.device import Device
+from memtrain_cl.formats import CounterRule, check_c, packed_row_bytes
+from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor
+from memtrain_cl.program import Kernel, get_kernel
+from memtrain_cl.tuning import RowShape, flat_shape, groups_share_rows, row_shape
+
+
+def _kernel(
+    device: Device, name: str, rule: CounterRule, shape: RowShape | None = None, *, aligned: bool = False
+) -> Kernel:
+    return get_kernel(
+        device,
+        "counter",
+        name,
+        C=rule.C,
+        PACKED=int(rule.packed),
+        GPU=shape.gpu if shape else int(groups_share_rows(device.info)),
+        ALIGNED=int(aligned),
+        WG_SIZE=shape.wg_size if shape else 1,
+        HELD=shape.held if shape else 1,
+        LAGGED=int(rule.lagged and rule.use_rms),
+        USE_RMS=int(rule.use_rms),
+        CLIP=int(rule.clip > 0),
+        CLIPPED_SCALE=int(rule.clipped_scale),
+    )
+
+
+def _codec_rule(C: int, packed: bool) -> CounterRule:
+    return CounterRule(C, packed, lr=0.0, lr_scale=0.0)
+
+
+def _flat_codec(name: str, source: torch.Tensor, target_shape: tuple[int, int], groups: int) -> torch.Tensor:
+    if groups == 0:
+        return torch.empty(target_shape, dtype=torch.uint8)
+    device = ready_device()
+    with Crossing(device) as cross:
+        result, target = cross.output(target_shape, torch.uint8)
+        global_size, per = flat_shape(device.info, groups)
+        kernel = _kernel(device, name, _codec_rule(1, True))
+        kernel(global_size, None, cross.read(source), target, np.uint64(groups), np.uint64(per))
+    return result
+
+
+def pack_codes(codes: torch.Tensor) -> torch.Tensor:
+    """uint8 codes [out, in] (the low six bits count) -> packed uint8 [out, in/4*3]; in % 4 != 0 is a ValueError."""
+    require_tensor("codes", codes, torch.uint8, (None, None))
+    out, n = codes.shape
+    return _flat_codec("pack_codes", codes, (out, packed_row_bytes(n)), out * n // 4)
+
+
+def unpack_codes(packed: torch.Tensor, in_features: int) -> torch.Tensor:
+    """packed uint8 [out, in/4*3] -> uint8 codes [out, in_features]."""
+    require_tensor("packed", packed, torch.uint8, (None, packed_row_bytes(in_features)))
+    out = packed.shape[0]
+    return _flat_codec("unpack_codes", packed, (out, in_features), out * in_features // 4)
+
+
+def decode_dense(state: torch.Tensor, scale: torch.Tensor, in_features: int, *, C: int, packed: bool) -> torch.Tensor:
+    """float32 [out, in]: scale[row] * t. state uint8 [out, in] or packed [out, in/4*3], scale float32 [out, 1]."""
+    C = check_c(C, packed=packed)
+    out, n = require_layer(state, scale, in_features, packed=packed)
+    if out * n == 0:
+        return torch.empty((out, n))
+    device = ready_device()
+    with Crossing(device) as cross:
+        result, target = cross.output((out, n))
+        groups = -(-n // 4)
+        per = 1 if groups_share_rows(device.info) else groups
+        kernel = _kernel(device, "decode_dense", _codec_rule(C, packed))
+        kernel((-(-groups // per), out), None, cross.read(state), cross.read(scale), target, np.uint32(n), np.uint32(per))
+    return result
+
+
+def row_statistics(state: torch.Tensor, grad_w: torch.Tensor, *, C: int, packed: bool) -> torch.Tensor:
+    """float32 [rows, 2]: the sums of grad^2 and of grad*t of each row, in the one summation order."""
+    C = check_c(C, packed=packed)
+    require_tensor("grad_w", grad_w, torch.float32, (None, None))
+    rows, n = grad_w.shape
+    require_tensor("state", state, torch.uint8, (rows, packed_row_bytes(n) if packed else n))
+    if rows * n == 0:
+        return torch.zeros((rows, 2))
+    device = ready_device()
+    shape = row_shape(device.info, rows, n)
+    with Crossing(device) as cross:
+        result, sums = cross.output((rows, 2))
+        grad = cross.read(grad_w)
+        kernel = _kernel(device, "row_statistics", _codec_rule(C, packed), shape, aligned=rows_aligned(grad, n))
+        kernel(
+            shape.global_size, shape.local_size, cross.read(state), grad, sums, np.uint32(n), np.uint32(rows), np.uint32(shape.per)
+        )
+    return result
+
+
+def rows_aligned(array: DeviceArray, columns: int) -> bool:
+    """Whether every row of a float32 matrix begins on 16 bytes."""
+    return array.alignment >= 16 and columns % 4 == 0
+
+
+def launch_update(
+    device: Device,
+    state: DeviceArray,
+    scale: DeviceArray,
+    v: DeviceArray,
+    grad_w: DeviceArray,
+    totals: DeviceArray,
+    rule: CounterRule,
+    *,
+    seed: int,
+    row_offset: int,
+    index_base: int,
+) -> None:
+    """Enqueue the update of the tile whose gradient is grad_w [R, in]; everything is on the device, nothing waits."""
+    rows, n = grad_w.shape
+    shape = row_shape(device.info, rows, n)
+    kernel = _kernel(device, "counter_update", rule, shape, aligned=rows_aligned(grad_w, n))
+    # Host scalars are float64 until here and rounded to float32 once: part of the rule.
+    reals = (rule.lr, rule.lr_scale, rule.rms_beta, 1.0 - rule.rms_beta, rule.rms_eps, rule.clip, 1.0 / math.sqrt(n))
+    kernel(
+        shape.global_size,
+        shape.local_size,
+        state,
+        scale,
+        v,
+        grad_w,
+        totals,
+        np.uint32(n),
+        np.uint32(rows),
+        np.uint32(shape.per),
+        np.uint32(row_offset),
+        np.uint64(index_base),
+        np.uint32(seed),
+        *(np.float32(value) for value in reals),
+    )
+
+
+def require_update(
+    state: torch.Tensor, scale: torch.Tensor, v: torch.Tensor | None, totals: torch.Tensor, n: int, rule: CounterRule, seed: Any
+) -> int:
+    """Check what an update changes before anything is changed; the number of rows."""
+    out, _ = require_layer(state, scale, n, packed=rule.packed)
+    if rule.use_rms:
+        require_tensor("v", v, torch.float32, (out, 1))
+    require_tensor("totals", totals, torch.int64, (3,))
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
+        raise ValueError(f"expected a step's seed in 0..2^32-1, got {seed!r}")
+    return out
+
+
+def counter_update_(
+    state: torch.Tensor,
+    scale: torch.Tensor,
+    v: torch.Tensor | None,
+    grad_w: torch.Tensor,
+    totals: torch.Tensor,
+    rule: CounterRule,
+    *,
+    seed: int,
+    row_offset: int = 0,
+    index_base: int | None = None,
+) -> None:
+    """One update in place of rows row_offset .. row_offset+R of a layer, from grad_w float32 [R, in].
+
+    state uint8 [out, in] or packed [out, in/4*3]; scale, v float32 [out, 1] (v may be None without RMS); totals int64 [3] gains the
+    counters moved, the ternary weights changed, the rows skipped. seed: the step's, uint32. index_base: the index of the
+    tile's first element in the layer (row_offset*in by default), which the rounding hashes.
+    """
+    require_tensor("grad_w", grad_w, torch.float32, (None, None))
+    rows, n = grad_w.shape
+    out = require_update(state, scale, v, totals, n, rule, seed)
+    if not 0 <= row_offset <= out - rows:
+        raise ValueError(f"expected rows {row_offset}..{row_offset + rows} within the layer's {out}")
+    if rows * n == 0:
+        return
+    device = ready_device()
+    with Crossing(device) as cross:
+        launch_update(
+            device,
+            cross.update(state),
+            cross.update(scale),
+            cross.update(scale if v is None else v),
+            cross.read(grad_w),
+            cross.update(totals),
+            rule,
+            seed=seed,
+            row_offset=row_offset,
+            index_base=row_offset * n if index_base is None else index_base,
+        )
+
+
+def counter_update_hashsr(
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    v: torch.Tensor,
+    grad_w: torch.Tensor,
+    *,
+    C: int,
+    lr: float,
+    lr_scale: float,
+    rms_beta: float,
+    rms_eps: float,
+    seed: int,
+    lagged: bool = False,
+    clip: float = 0.0,
+) -> torch.Tensor:
+    """New codes uint8 [out, in] of one update; scale and v float32 [out, 1] change in place (the published signature).
+
+    The equations stand in `memtrain_cl.reference.counter`. C: carry radix. clip: bound of the row norm, 0 for none.
+    """
+    rule = CounterRule(C, False, lr, lr_scale, rms_beta, rms_eps, lagged=lagged, clip=clip)
+    result = codes.clone()
+    counter_update_(result, scale, v, grad_w, torch.zeros(3, dtype=torch.int64), rule, seed=seed)
+    return result

@@ -1,0 +1,51 @@
+"""What every launcher does first: the current device, checked for exact arithmetic, and the shapes of what it was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memtrain_cl.device import Device, get_device
+from memtrain_cl.errors import UnsupportedDevice
+from memtrain_cl.formats import packed_row_bytes, state_row_bytes
+from memtrain_cl.probe import require_exact
+
+#: Element counts of one matrix that kernels index by 32 bits within a row, and rows by 32 bits: rows and columns stay below this.
+SIZE_LIMIT = 1 << 31
+
+
+def ready_device() -> Device:
+    """The current device, opened and trusted; UnsupportedDevice otherwise."""
+    device = get_device()
+    device.check_process()
+    require_exact(device)
+    return device
+
+
+def require_tensor(name: str, tensor: Any, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
+    """TypeError or ValueError unless `tensor` is a CPU tensor of this dtype and shape (None: any size)."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"expected {name} as a torch tensor, got {type(tensor).__name__}")
+    if tensor.device.type != "cpu":
+        raise TypeError(f"expected {name} on the CPU, got a tensor on {tensor.device}")
+    if tensor.dtype != dtype:
+        raise TypeError(f"expected {name} of dtype {dtype}, got {tensor.dtype}")
+    matches = tensor.ndim == len(shape) and all(
+        want is None or size == want for size, want in zip(tensor.shape, shape, strict=True)
+    )
+    if not matches:
+        wanted = "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
+        raise ValueError(f"expected {name} of shape {wanted}, got {list(tensor.shape)}")
+    if any(size >= SIZE_LIMIT for size in tensor.shape):
+        raise UnsupportedDevice(f"expected sizes below 2^31 in {name}, got {list(tensor.shape)}")
+
+
+def require_layer(
+    state: torch.Tensor, scale: torch.Tensor, in_features: int, *, packed: bool
+) -> tuple[int, int]:
+    """(out, in) of a counter layer's state and scale; the errors of `require_tensor`."""
+    width = packed_row_bytes(in_features) if packed else state_row_bytes(in_features, packed=False)
+    require_tensor("state", state, torch.uint8, (None, width))
+    require_tensor("scale", scale, torch.float32, (state.shape[0], 1))
+    return state.shape[0], in_features

@@ -1,0 +1,171 @@
+"""Launchers of kernels/matmul.cl: products in which a packed counter weight is decoded on its way in, and a layer's whole backward.
+
+Signatures and formulas are those of `memtrain_cl.reference.matmul`; float32 sums differ in their order, so results are compared
+with a tolerance.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from memtrain_cl.array import DeviceArray
+from memtrain_cl.bridge import Crossing
+from memtrain_cl.device import Device
+from memtrain_cl.formats import CounterRule, check_c
+from memtrain_cl.ops.counter import launch_update, require_update, rows_aligned
+from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor
+from memtrain_cl.program import get_kernel
+from memtrain_cl.tuning import matmul_shape
+
+
+def _launch(
+    device: Device,
+    left: tuple[DeviceArray, str, int, int],
+    right: tuple[DeviceArray, str, int],
+    scale: DeviceArray | None,
+    out: DeviceArray,
+    K: int,
+    *,
+    C: int = 1,
+    packed: bool = True,
+) -> None:
+    """out [M, N] = left @ right. left: (array, "rows" | "columns", first element, row length); right: (array, kind, row length)."""
+    M, N = out.shape
+    a, left_kind, first, lda = left
+    b, right_kind, ldb = right
+    shape = matmul_shape(device.info, M, N)
+    aligned = rows_aligned(a, lda) and first % 4 == 0 and (right_kind != "dense" or rows_aligned(b, ldb))
+    kernel = get_kernel(
+        device,
+        "matmul",
+        "matmul",
+        LEFT=left_kind,
+        RIGHT=right_kind,
+        C=C,
+        PACKED=int(packed),
+        GPU=shape.gpu,
+        ALIGNED=int(aligned),
+        TILE=shape.tile,
+        TILE_M=shape.tile_m,
+        TILE_K=shape.tile_k,
+    )
+    sizes = (np.uint32(value) for value in (M, N, K, lda, ldb, shape.per))
+    kernel(shape.global_size, shape.local_size, a, b, scale if scale is not None else a, out, np.uint64(first), *sizes)
+
+
+def _launch_forward(
+    device: Device, x: DeviceArray, state: DeviceArray, scale: DeviceArray, y: DeviceArray, *, C: int, packed: bool
+) -> None:
+    n = x.shape[1]
+    _launch(device, (x, "rows", 0, n), (state, "counter_t", n), scale, y, n, C=C, packed=packed)
+
+
+def _launch_grad_input(
+    device: Device, grad_out: DeviceArray, state: DeviceArray, scale: DeviceArray, grad_x: DeviceArray, *, C: int, packed: bool
+) -> None:
+    out, n = grad_out.shape[1], grad_x.shape[1]
+    _launch(device, (grad_out, "rows", 0, out), (state, "counter", n), scale, grad_x, out, C=C, packed=packed)
+
+
+def _launch_grad_weight(
+    device: Device, grad_out: DeviceArray, x: DeviceArray, tile: DeviceArray, row_offset: int
+) -> None:
+    m, n = x.shape
+    _launch(device, (grad_out, "columns", row_offset, grad_out.shape[1]), (x, "dense", n), None, tile, m)
+
+
+def counter_forward(x: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, *, C: int, packed: bool) -> torch.Tensor:
+    """y = x @ (scale*t)^T: float32 [M, in] -> float32 [M, out]; the weight is decoded inside the product."""
+    C = check_c(C, packed=packed)
+    require_tensor("x", x, torch.float32, (None, None))
+    out, n = require_layer(state, scale, x.shape[1], packed=packed)
+    if x.numel() == 0 or out == 0:
+        return torch.zeros((x.shape[0], out))
+    device = ready_device()
+    with Crossing(device) as cross:
+        y, target = cross.output((x.shape[0], out))
+        _launch_forward(device, cross.read(x), cross.read(state), cross.read(scale), target, C=C, packed=packed)
+    return y
+
+
+def counter_grad_input(
+    grad_out: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, in_features: int, *, C: int, packed: bool
+) -> torch.Tensor:
+    """grad_x = grad_out @ (scale*t): float32 [M, out] -> float32 [M, in]."""
+    C = check_c(C, packed=packed)
+    out, n = require_layer(state, scale, in_features, packed=packed)
+    require_tensor("grad_out", grad_out, torch.float32, (None, out))
+    if grad_out.numel() == 0 or n == 0:
+        return torch.zeros((grad_out.shape[0], n))
+    device = ready_device()
+    with Crossing(device) as cross:
+        grad_x, target = cross.output((grad_out.shape[0], n))
+        _launch_grad_input(device, cross.read(grad_out), cross.read(state), cross.read(scale), target, C=C, packed=packed)
+    return grad_x
+
+
+def grad_weight(grad_out: torch.Tensor, x: torch.Tensor, row_offset: int = 0, rows: int | None = None) -> torch.Tensor:
+    """grad_w float32 [R, in]: rows row_offset .. row_offset+R of grad_out^T @ x (to the end by default)."""
+    require_tensor("x", x, torch.float32, (None, None))
+    require_tensor("grad_out", grad_out, torch.float32, (x.shape[0], None))
+    out = grad_out.shape[1]
+    count = out - row_offset if rows is None else rows
+    if not (0 <= row_offset <= out and 0 <= count <= out - row_offset):
+        raise ValueError(f"expected rows {row_offset}..{row_offset + count} within {out}")
+    if count * x.shape[1] == 0 or x.shape[0] == 0:
+        return torch.zeros((count, x.shape[1]))
+    device = ready_device()
+    with Crossing(device) as cross:
+        grad_w, target = cross.output((count, x.shape[1]))
+        _launch_grad_weight(device, cross.read(grad_out), cross.read(x), target, row_offset)
+    return grad_w
+
+
+def counter_backward_(
+    x: torch.Tensor,
+    grad_out: torch.Tensor,
+    state: torch.Tensor,
+    scale: torch.Tensor,
+    v: torch.Tensor | None,
+    totals: torch.Tensor,
+    rule: CounterRule,
+    *,
+    seed: int | None,
+    needs_grad_input: bool = True,
+    tile_rows: int = 0,
+) -> torch.Tensor | None:
+    """A layer's whole backward: grad_x by the old weight (None when not needed), then the update of state, scale and v in place.
+
+    x [M, in], grad_out [M, out], float32. seed None: no update. The gradient of the weight exists on the device alone, at most
+    [tile_rows, in] of it (0: the whole), and is gone when the call returns.
+    """
+    require_tensor("x", x, torch.float32, (None, None))
+    m, n = x.shape
+    out, _ = require_layer(state, scale, n, packed=rule.packed)
+    require_tensor("grad_out", grad_out, torch.float32, (m, out))
+    if seed is not None:
+        require_update(state, scale, v, totals, n, rule, seed)
+    if m * n * out == 0:
+        return torch.zeros((m, n)) if needs_grad_input else None
+    device = ready_device()
+    with Crossing(device) as cross:
+        outgoing = cross.read(grad_out)
+        codes, scales = (cross.read(state), cross.read(scale)) if seed is None else (cross.update(state), cross.update(scale))
+        grad_x = None
+        if needs_grad_input:
+            grad_x, incoming = cross.output((m, n))
+            _launch_grad_input(device, outgoing, codes, scales, incoming, C=rule.C, packed=rule.packed)
+        if seed is not None:
+            moments = scales if v is None else cross.update(v)
+            inputs, counts = cross.read(x), cross.update(totals)
+            step = tile_rows or out
+            scratch = cross.scratch((min(step, out), n), np.float32)
+            for row in range(0, out, step):
+                # The queue runs in order, so one scratch serves all tiles.
+                tile = scratch.rows(min(step, out - row))
+                _launch_grad_weight(device, outgoing, inputs, tile, row)
+                launch_update(
+                    device, codes, scales, moments, tile, counts, rule, seed=seed, row_offset=row, index_base=row * n
+                )
+    return grad_x

@@ -1,0 +1,141 @@
+"""Render, build, cache and launch kernels: ``get_kernel(device, "counter", "counter_update", C=11, ...)``.
+
+A kernel file is a Mako template in kernels/. ``#include "_name.cl"`` lines are expanded into one string before rendering, so
+that pyopencl's binary cache, which keys on the source text, sees everything. A file whose name begins with "_" is include-only.
+
+Programs are shared by a process; `pyopencl.Kernel` objects hold arguments and are therefore kept one a thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mako import exceptions as mako_exceptions
+from mako.template import Template
+
+from memtrain_cl._resources import kernels_dir
+from memtrain_cl.array import DeviceArray
+from memtrain_cl.device import Device
+from memtrain_cl.errors import BuildError, MemtrainError
+from memtrain_cl.runtimes import import_pyopencl
+
+_INCLUDE = re.compile(r'^#include\s+"(_\w+\.cl)"\s*$', re.MULTILINE)
+_RELAXED = (
+    "-cl-fast-relaxed-math",
+    "-cl-finite-math-only",
+    "-cl-unsafe-math-optimizations",
+    "-cl-no-signed-zeros",
+    "-cl-mad-enable",
+    "-cl-denorms-are-zero",
+    "-cl-single-precision-constant",
+)
+
+
+def expand_includes(path: Path) -> str:
+    """The file's text with each ``#include "_x.cl"`` replaced by that file, every file at most once."""
+    seen: set[Path] = set()
+
+    def expand(file: Path) -> str:
+        if file in seen:
+            return ""
+        seen.add(file)
+        if not file.is_file():
+            raise BuildError(f"kernel file {file.name} is missing from {file.parent}")
+        return _INCLUDE.sub(lambda match: expand(path.parent / match.group(1)), file.read_text())
+
+    return expand(path)
+
+
+def render(file: str, params: Mapping[str, Any]) -> str:
+    """OpenCL C of kernels/<file>.cl for these template constants; BuildError names what is undefined."""
+    source = expand_includes(kernels_dir() / f"{file}.cl")
+    try:
+        return str(Template(source, strict_undefined=True).render(**params))
+    except Exception as error:
+        raise BuildError(
+            f"kernel file {file}.cl did not render with {dict(params)}: {error}\n{mako_exceptions.text_error_template().render()}"
+        ) from error
+
+
+def build_options(device: Device) -> list[str]:
+    """Options for this device. Relaxed arithmetic in PYOPENCL_BUILD_OPTIONS is refused: it removes NaN checks and changes bytes."""
+    extra = os.environ.get("PYOPENCL_BUILD_OPTIONS", "")
+    refused = [option for option in _RELAXED if option in extra.split()]
+    if refused:
+        raise BuildError(
+            f"PYOPENCL_BUILD_OPTIONS holds {' '.join(refused)}, which breaks guards and reproducible results; unset it to use memtrain_cl"
+        )
+    return ["-cl-fp32-correctly-rounded-divide-sqrt"] if device.info.correctly_rounded_divide else []
+
+
+class Kernel:
+    """One entry point of a built program. Calling it enqueues a launch on the device's queue and returns at once."""
+
+    def __init__(self, device: Device, program: Any, file: str, name: str, params: Mapping[str, Any]) -> None:
+        self.device = device
+        self.label = f"{file}.{name}({', '.join(f'{key}={value}' for key, value in sorted(params.items()))})"
+        self._program = program
+        self._name = name
+        self._of_thread = threading.local()
+
+    def _handle(self) -> Any:
+        handle = getattr(self._of_thread, "handle", None)
+        if handle is None:
+            handle = self._of_thread.handle = import_pyopencl().Kernel(self._program, self._name)
+        return handle
+
+    def __call__(self, global_size: Sequence[int], local_size: Sequence[int] | None, *args: Any) -> None:
+        """Launch with DeviceArrays (or None for an absent buffer) and NumPy scalars as arguments."""
+        self.device.check_process()
+        cl = import_pyopencl()
+        handle = self._handle()
+        try:
+            handle.set_args(*(arg.buffer if isinstance(arg, DeviceArray) else arg for arg in args))
+            cl.enqueue_nd_range_kernel(self.device.queue, handle, tuple(global_size), local_size and tuple(local_size))
+        except cl.Error as error:
+            raise MemtrainError(
+                f"kernel {self.label} did not launch on {self.device.info.name} with global size {tuple(global_size)}, "
+                f"local size {local_size}: {error}"
+            ) from error
+
+
+_build_lock = threading.Lock()
+_programs: dict[tuple[Any, ...], Any] = {}
+
+
+def _build(device: Device, file: str, name: str, params: Mapping[str, Any]) -> Any:
+    options = build_options(device)
+    source = render(file, params)
+    # Equal text gives one program, also where two parameter sets render alike.
+    key = (device.handle, device.context, source, tuple(options))
+    with _build_lock:
+        if key not in _programs:
+            cl = import_pyopencl()
+            device.check_process()
+            try:
+                _programs[key] = cl.Program(device.context, source).build(options=options)
+            except cl.Error as error:
+                raise BuildError(
+                    f"kernel {name} of {file}.cl did not build on {device.info.label} with {dict(params)}; the compiler said:\n{error}"
+                ) from error
+        return _programs[key]
+
+
+@functools.lru_cache(maxsize=4096)
+def _cached_kernel(device: Device, file: str, name: str, items: tuple[tuple[str, Any], ...]) -> Kernel:
+    params = dict(items)
+    return Kernel(device, _build(device, file, name, params), file, name, params)
+
+
+def get_kernel(device: Device, file: str, name: str, **params: Any) -> Kernel:
+    """The kernel `name` of kernels/<file>.cl built for `device` with these template constants (hashable values).
+
+    Raises BuildError with kernel, parameters, device and the compiler's log. Built once a process and constant set.
+    """
+    return _cached_kernel(device, file, name, tuple(sorted(params.items())))

@@ -1,0 +1,41 @@
+"""The oracle: every kernel's rule in plain torch, with the signature of its launcher in `memtrain_cl.ops`.
+
+It favours simplicity over speed, shares no code with the launchers, and imports torch and formats alone.
+"""
+
+from memtrain_cl.reference.codes import (
+    decode_state,
+    encode_state,
+    hash_u32,
+    stochastic_round,
+    uniform01,
+    weight_to_counter_state,
+)
+from memtrain_cl.reference.counter import (
+    counter_update_,
+    counter_update_hashsr,
+    decode_dense,
+    pack_codes,
+    row_statistics,
+    unpack_codes,
+)
+from memtrain_cl.reference.matmul import counter_backward_, counter_forward, counter_grad_input, grad_weight
+
+__all__ = [
+    "counter_backward_",
+    "counter_forward",
+    "counter_grad_input",
+    "counter_update_",
+    "counter_update_hashsr",
+    "decode_dense",
+    "decode_state",
+    "encode_state",
+    "grad_weight",
+    "hash_u32",
+    "pack_codes",
+    "row_statistics",
+    "stochastic_round",
+    "uniform01",
+    "unpack_codes",
+    "weight_to_counter_state",
+]

@@ -1,0 +1,99 @@
+"""OpenCL runtimes that pip installed, made visible to the loader without any environment variable.
+
+The loader reads ``OCL_ICD_VENDORS`` once, at the first platform query of the process; `prepare` must run before it. Intel's
+CPU runtime ships an ``.icd`` file that points at a folder which does not exist on the user's machine, and libraries that do
+not find each other unless they are loaded first. PoCL's wheel drops its ``.icd`` beside pyopencl's own loader, which always
+reads it. Once ``OCL_ICD_VENDORS`` is set the loader does not look into the system's folder, so the folder made here also holds
+what it would have found there. What a user has put into ``OCL_ICD_VENDORS`` is respected and extended by the Intel runtime.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from memtrain_cl.errors import UnsupportedDevice
+
+_SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
+#: Loaded in this order before Intel's runtime, whose own lookup path does not reach a virtual environment.
+_INTEL_FIRST = ("libintlc.so.5", "libirng.so", "libsvml.so", "libimf.so", "libtbb.so.12", "libtbbmalloc.so.2")
+
+_lock = threading.Lock()
+_prepared = False
+_notes: list[str] = []
+
+
+def intel_library() -> Path | None:
+    """The Intel CPU runtime's library inside this Python environment, or None."""
+    candidate = Path(sys.prefix) / "lib" / "libintelocl.so"
+    return candidate if sys.platform == "linux" and candidate.exists() else None
+
+
+def notes() -> list[str]:
+    """What went wrong while runtimes were made visible, a sentence each (shown by ``memtrain-cl doctor``)."""
+    return list(_notes)
+
+
+def _icd_sources(user_folder: str | None) -> list[Path]:
+    if user_folder is not None:
+        folder = Path(user_folder)
+        return sorted(folder.glob("*.icd")) if folder.is_dir() else [folder]
+    return sorted(_SYSTEM_VENDORS.glob("*.icd"))
+
+
+def _load_intel_dependencies(library: Path) -> None:
+    for name in _INTEL_FIRST:
+        ctypes.CDLL(str(library.parent / name), mode=ctypes.RTLD_GLOBAL)
+
+
+def prepare() -> None:
+    """Make pip-installed runtimes visible; idempotent, and a no-op where there is nothing to add.
+
+    Raises nothing for a broken Intel installation: the other drivers must stay usable, so the fault becomes a note.
+    """
+    global _prepared
+    with _lock:
+        if _prepared:
+            return
+        _prepared = True
+        library = intel_library()
+        if library is None:
+            return
+        try:
+            _load_intel_dependencies(library)
+        except OSError as error:
+            _notes.append(
+                f"Intel's CPU runtime is installed but does not load ({error}); "
+                "mend it with: pip install intel-opencl-rt intel-cmplr-lib-rt"
+            )
+            return
+        user_folder = os.environ.get("OCL_ICD_VENDORS")
+        folder = Path(tempfile.mkdtemp(prefix="memtrain-cl-icd-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        for number, source in enumerate(_icd_sources(user_folder)):
+            if source.is_file():
+                # A number keeps two files of one name apart; a relative library name inside stays relative to its icd.
+                content = source.read_text().strip()
+                beside = source.parent / content
+                text = str(beside) if not os.path.isabs(content) and beside.exists() else content
+                (folder / f"{number:02d}-{source.name}").write_text(text + "\n")
+        (folder / "intel-cpu.icd").write_text(f"{library}\n")
+        os.environ["OCL_ICD_VENDORS"] = str(folder)
+
+
+def import_pyopencl():  # type: ignore[no-untyped-def]
+    """pyopencl, imported after the runtimes are visible; UnsupportedDevice with the mending command where it cannot load."""
+    prepare()
+    try:
+        import pyopencl
+    except (ImportError, OSError) as error:
+        raise UnsupportedDevice(
+            f"pyopencl does not load ({error}); install it with: pip install pyopencl"
+        ) from error
+    return pyopencl
