@@ -8,19 +8,19 @@ No master weight, no gradient and no optimizer state beside the packed codes and
 
 from __future__ import annotations
 
+import importlib
 import math
 import numbers
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
-from memtrain_cl import bridge
 from memtrain_cl.formats import C_DEFAULT, CounterRule, check_c, code_count, packed_row_bytes
 from memtrain_cl.nn.function import CounterLinearFunction, ForwardToken
+from memtrain_cl.nn.live import LiveBuffers
 from memtrain_cl.reference.codes import decode_state, encode_state, hash_u32
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -38,7 +38,7 @@ def _size(name: str, value: Any) -> int:
     return int(value)
 
 
-class CompactCounterLinear(nn.Module):
+class CompactCounterLinear(LiveBuffers):
     """A ternary linear layer trained as counters, without row moments; one uint8 code a weight.
 
     in_features, out_features: sizes.   C: carry radix, 1..43.   lr: step size of the counter in units of the scale.   lr_scale: step
@@ -58,7 +58,6 @@ class CompactCounterLinear(nn.Module):
     """
 
     packed: ClassVar[bool] = False
-    #: Buffers that live on the device between steps.
     resident: ClassVar[tuple[str, ...]] = ("state", "scale", "counts")
 
     state: torch.Tensor
@@ -173,14 +172,11 @@ class CompactCounterLinear(nn.Module):
             tile_rows=self.tile_rows,
         )
         if updates:
-            self._advance()
+            self.step += 1
         return None if grad_x is None else grad_x.reshape(x.shape).to(x.dtype)
 
     def _step_seed(self) -> int:
         return int(hash_u32(torch.tensor(self.seed + self.step)))
-
-    def _advance(self) -> None:
-        self.step += 1
 
     def apply_update_from_grad_w(self, grad_w: torch.Tensor) -> None:
         """One update from a given gradient float32 [out, in], as backward would make it."""
@@ -193,7 +189,7 @@ class CompactCounterLinear(nn.Module):
             self.rule(),
             seed=self._step_seed(),
         )
-        self._advance()
+        self.step += 1
 
     # ---- read-outs ----------------------------------------------------------------------------------------------------
 
@@ -201,6 +197,12 @@ class CompactCounterLinear(nn.Module):
         """The codes, uint8 [out, in] (a copy)."""
         state = self.state
         return self.ops.unpack_codes(state, self.in_features) if self.packed else state.clone()  # type: ignore[no-any-return]
+
+    def packed_state(self) -> torch.Tensor:
+        """The codes in 6-bit storage, uint8 [out, in/4*3] (a copy); ValueError when C > 11 or in_features is no multiple of 4."""
+        check_c(self.C, packed=True)
+        state = self.state
+        return state.clone() if self.packed else self.ops.pack_codes(state)  # type: ignore[no-any-return]
 
     def visible_ternary(self) -> torch.Tensor:
         """t, int8 [out, in]."""
@@ -248,73 +250,25 @@ class CompactCounterLinear(nn.Module):
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, C={self.C}, lr={self.lr}"
 
-    # ---- live buffers -------------------------------------------------------------------------------------------------
-
-    def __getattr__(self, name: str) -> Any:
-        value = super().__getattr__(name)
-        if name in type(self).resident:
-            bridge.refresh_host(value)
-        return value
-
-    def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
-        """As in torch; the layer's own state is announced to the bridge, so that it stays on the device between steps."""
-        super().register_buffer(name, tensor, persistent)
-        self._announce()
-
-    def _announce(self) -> None:
-        for name in type(self).resident:
-            buffer = self._buffers.get(name)
-            if buffer is not None and buffer.device.type == "cpu":
-                bridge.keep_resident(buffer)
-
-    def _refresh(self) -> None:
-        for name in type(self).resident:
-            buffer = self._buffers.get(name)
-            if buffer is not None:
-                bridge.refresh_host(buffer)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        self._refresh()
-        return super().named_buffers(*args, **kwargs)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> CompactCounterLinear:
-        self._refresh()
-        before = {name: self._buffers[name] for name in type(self).resident}
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            new = self._buffers[name]
-            if new is not None and old is not None and new.dtype != old.dtype:
-                # .half() and kin speak of weights; the state's types are its format.
-                self._buffers[name] = old.to(new.device)
-        self._announce()
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._refresh()
-        state = self.__dict__.copy()
-        state["_pending"] = None
-        state["ops"] = self.ops.__name__
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        import importlib
-
-        super().__setstate__({**state, "ops": importlib.import_module(state["ops"])})
-        self._announce()
-
-    # ---- state_dict ---------------------------------------------------------------------------------------------------
+    # ---- saving ---------------------------------------------------------------------------------------------------
 
     def published_state_dict(self) -> dict[str, torch.Tensor]:
         """Exactly the buffers that the published package saves under these names."""
         return {name: getattr(self, name) for name in type(self).resident if name != "counts"}
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A module and a weak reference do not pickle; a copy has no forward of its own pending.
+        return {**super().__getstate__(), "_pending": None, "ops": self.ops.__name__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "ops": importlib.import_module(state["ops"])})
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self._refresh()
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "seed"] = torch.tensor(self.seed)
         destination[prefix + "step"] = torch.tensor(self.step)
 
-    def _load_from_state_dict(
+    def _load_from_state_dict(  # type: ignore[override]
         self,
         state_dict: Mapping[str, Any],
         prefix: str,
@@ -324,7 +278,6 @@ class CompactCounterLinear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        self._refresh()
         rest = dict(state_dict)
         # A checkpoint of the published package has no seed and step: the layer keeps its own then.
         seed, step = rest.pop(prefix + "seed", self.seed), rest.pop(prefix + "step", self.step)

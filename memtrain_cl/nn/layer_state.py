@@ -4,12 +4,61 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import numpy as np
 import torch
 
 from memtrain_cl.formats import LayerState
 from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
+from memtrain_cl.reference.counter import unpack_codes
 
 _KINDS: dict[str, type[CompactCounterLinear]] = {
     kind.__name__: kind for kind in (CompactCounterLinear, RMSCounterLinear, PackedRMSCounterLinear)
 }
+
+
+def layer_state(layer: CompactCounterLinear) -> LayerState:
+    """The layer as NumPy copies; its state packed, whatever its storage (ValueError when C or in_features does not pack)."""
+    rows = {name: getattr(layer, name, None) for name in ("v", "s_base")}
+    return LayerState(
+        in_features=layer.in_features,
+        out_features=layer.out_features,
+        C=layer.C,
+        state=layer.packed_state().numpy(),
+        scale=layer.scale[:, 0].numpy().copy(),
+        v=None if rows["v"] is None else rows["v"][:, 0].numpy().copy(),
+        s_base=None if rows["s_base"] is None else rows["s_base"][:, 0].numpy().copy(),
+        hyper=layer.hyper(),
+        seed=layer.seed,
+        step=layer.step,
+        kind=type(layer).__name__,
+    )
+
+
+def load_layer_state(layer: CompactCounterLinear, state: LayerState) -> None:
+    """Put a saved state, with its options and its place in the rounding stream, into a layer of the same shape and C.
+
+    ValueError, with nothing changed, when shape, C or row moments do not fit. The layer may use other storage than the saved one.
+    """
+    for name in ("in_features", "out_features", "C"):
+        if getattr(layer, name) != getattr(state, name):
+            raise ValueError(f"expected a layer with {name}={getattr(state, name)}, got {getattr(layer, name)}")
+    if isinstance(layer, RMSCounterLinear) and state.v is None:
+        raise ValueError(f"expected a state with row moments for {type(layer).__name__}, got one of {state.kind}")
+    packed = torch.from_numpy(state.state)
+    scale = torch.from_numpy(state.scale)[:, None]
+    layer.state.copy_(packed if layer.packed else unpack_codes(packed, state.in_features))
+    layer.scale.copy_(scale)
+    if isinstance(layer, RMSCounterLinear) and state.v is not None:
+        layer.v.copy_(torch.from_numpy(state.v)[:, None])
+        layer.s_base.copy_(scale if state.s_base is None else torch.from_numpy(state.s_base)[:, None])
+    for name in layer.hyper().keys() & state.hyper.keys():
+        setattr(layer, name, state.hyper[name])
+    layer.seed, layer.step = state.seed, state.step
+
+
+def layer_from_state(state: LayerState, ops: ModuleType | None = None) -> CompactCounterLinear:
+    """A new layer of the saved kind, holding the saved state."""
+    if state.kind not in _KINDS:
+        raise ValueError(f"expected a layer kind of {sorted(_KINDS)}, got {state.kind!r}")
+    layer = _KINDS[state.kind](state.in_features, state.out_features, C=state.C, ops=ops)
+    load_layer_state(layer, state)
+    return layer
