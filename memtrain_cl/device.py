@@ -85,6 +85,8 @@ class Device:
         self._pid = os.getpid()
         self.context: cl.Context = cl.Context([handle])
         self.queue: cl.CommandQueue = cl.CommandQueue(self.context)
+        #: What other rooms keep for as long as the device is open, each under its own name.
+        self.kept: dict[str, Any] = {}
 
     def check_process(self) -> None:
         """UnsupportedDevice when this process is a fork of the one that opened the device."""

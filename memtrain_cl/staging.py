@@ -7,7 +7,6 @@ queue, beside the kernels of the main queue, which waits for them by an event.
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import Any
 
 import numpy as np
@@ -42,16 +41,15 @@ class _Direction:
         return self.memory[which]  # type: ignore[no-any-return]
 
 
-_directions: weakref.WeakKeyDictionary[Any, dict[str, _Direction]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def _direction(device: Device, name: str) -> _Direction:
     with _lock:
-        of_context = _directions.setdefault(device.queue, {})
-        if name not in of_context:
-            of_context[name] = _Direction(device)
-        return of_context[name]
+        directions: dict[str, _Direction] = device.kept.setdefault("staging", {})
+        if name not in directions:
+            directions[name] = _Direction(device)
+        return directions[name]
 
 
 def upload(device: Device, values: np.ndarray, buffer: Any) -> None:

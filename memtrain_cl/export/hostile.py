@@ -11,6 +11,7 @@ import json
 import math
 import os
 import stat
+from collections import Counter
 from collections.abc import Sequence
 from io import BufferedReader
 from typing import Any
@@ -19,8 +20,7 @@ import numpy as np
 
 from memtrain_cl.errors import CorruptFile
 
-#: NumPy makes arrays of at most 64 dimensions (32 before version 2) and counts their elements in a signed 64-bit
-#: integer.
+#: NumPy makes arrays of at most 64 dimensions (32 before version 2) and counts their bytes in a signed 64-bit integer.
 MAX_DIMS = 32
 MAX_BYTES = 2**62
 
@@ -90,8 +90,7 @@ class _NotStrict(ValueError):
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise _NotStrict(f"the name {shorten(twice)} twice")
     for name in made:
         _encodable(name)

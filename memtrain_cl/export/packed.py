@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from memtrain_cl.nn.counter import CompactCounterLinear
+    from memtrain_cl.nn import CompactCounterLinear
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +189,7 @@ def export_model(module: nn.Module, path: str | os.PathLike[str], model: Mapping
     model: JSON values that say how to build the module again. Errors as in write_engine; ValueError too for a layer
     that does not pack (C > 11, in_features not a multiple of 4) and for state that is no dense tensor.
     """
-    from memtrain_cl.nn.counter import layer_state
+    from memtrain_cl.nn import layer_state
 
     layers, rest = _split(module)
     write_engine(
@@ -207,7 +207,7 @@ def load_into(module: nn.Module, engine: EngineFile) -> None:
     """
     import torch
 
-    from memtrain_cl.nn.counter import load_layer_state
+    from memtrain_cl.nn import load_layer_state
 
     layers, rest = _split(module)
     _same_names("layer", layers, engine.layers)
@@ -238,7 +238,7 @@ def verify_export(module: nn.Module, path: str | os.PathLike[str]) -> list[str]:
 
     A name that one side lacks is a difference. Empty: equal. The file's tensors are read one at a time.
     """
-    from memtrain_cl.nn.counter import layer_state
+    from memtrain_cl.nn import layer_state
 
     layers, rest = _split(module)
     different: list[str] = []
@@ -280,7 +280,7 @@ def _same_names(what: str, ours: Mapping[str, object], theirs: Mapping[str, obje
 
 def _split(module: nn.Module) -> tuple[dict[str, CompactCounterLinear], dict[str, torch.Tensor]]:
     """(counter layers by name, the other entries of state_dict). A layer reached under two names counts under both."""
-    from memtrain_cl.nn.counter import CompactCounterLinear
+    from memtrain_cl.nn import CompactCounterLinear
 
     layers = {
         name: child
