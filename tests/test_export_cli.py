@@ -58,6 +58,13 @@ def test_inspect_tables(model: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert any(line.startswith("all ") for line in lines)
 
 
+def test_inspect_orders_numbers_as_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["b.1.x", "b.2.x", "b.10.a", "b.10.x", "c"]
+    write_engine(tmp_path / "m", {name: golden_layer() for name in reversed(names)}, {}, {})
+    assert main(["inspect", str(tmp_path / "m"), "--json"]) == 0
+    assert [layer["name"] for layer in json.loads(capsys.readouterr().out)["layers"]] == names
+
+
 def test_inspect_shows_names_without_obeying_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_engine(tmp_path / "m", {"[red]\x1b[2J": golden_layer()}, {"[/]\n": np.zeros(1)}, {"\x07": "\x1b"})
     assert main(["inspect", str(tmp_path / "m")]) == 0

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,14 @@ def test_the_library_reads_it_and_the_state_is_the_live_bytes(tmp_path: Path) ->
     assert layers["blocks.0.attn.q"].state.tobytes() in path.read_bytes()
 
 
+def backwards(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: part[name] for name in reversed(list(part))}
+
+
 def test_equal_input_gives_equal_bytes_in_any_order(tmp_path: Path) -> None:
     layers, tensors, model = small_model()
     write_engine(tmp_path / "a", layers, tensors, model)
-    backwards = [dict(reversed(part.items())) for part in (layers, tensors, model)]
-    write_engine(tmp_path / "b", *backwards)
+    write_engine(tmp_path / "b", backwards(layers), backwards(tensors), backwards(model))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -155,6 +159,7 @@ def row(value: float) -> np.ndarray:
         (changed(step=1.5), "step"),
         (changed(hyper={"lr": float("nan")}), "hyper"),
         (changed(hyper={"lr": (1, 2)}), "hyper"),
+        (changed(hyper={"C": 9}), "hyper"),
         (changed(hyper={"lr": np.float32(1)}), "hyper"),
     ],
 )

@@ -193,6 +193,7 @@ def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (put("layers/compact/seed", -1), "compact.seed"),
         (put("layers/compact/step", "1"), "compact.step"),
         (put("layers/compact/hyper", None), "compact.hyper"),
+        (put("layers/compact/hyper/C", 5), "compact.hyper.C: expected 2, the layer's C, got 5"),
         (put("layers/compact/kind", "Linear"), "compact.kind"),
         (put("layers/blocks.0.up/kind", "CompactCounterLinear"), "blocks.0.up.kind: expected a layer with row moments"),
         (put("layers/blocks.0.attn.q/kind", "CompactCounterLinear"), "tensor blocks.0.attn.q.v: expected zeros"),

@@ -52,5 +52,5 @@ def export(
     if not engine.layers:
         raise ValueError(f"expected counter layers in {printable(str(file))}, got a file without any")
     names = write_motifcl(out, engine.layers, force=force)
-    left_out = f"; {len(engine.tensors)} ordinary tensors stay out of this format" if engine.tensors else ""
+    left_out = f" (ordinary tensors, which the format leaves out: {len(engine.tensors)})" if engine.tensors else ""
     print_layers(engine.layers, f"{to.value}: {len(names)} files in {printable(str(out))}{left_out}")

@@ -111,6 +111,8 @@ def build_metadata(
             value = getattr(layer, field)
             if type(value) is not int or not 0 <= value < _SEED_LIMIT:
                 raise ValueError(f"layer {name!r}: expected {field} as an int in 0..2**63-1, got {value!r}")
+        if layer.hyper.get("C", layer.C) != layer.C:
+            raise ValueError(f"layer {name!r}: expected C = {layer.C} in hyper too, got {layer.hyper['C']!r}")
         facts[name] = {
             "in_features": layer.in_features,
             "out_features": layer.out_features,
@@ -203,6 +205,8 @@ class _Checker:
             step=self.number(fields, "step", where, _SEED_LIMIT),
             kind=kind,
         )
+        if facts.hyper.get("C", C) != C:
+            raise corrupt(self.path, f"{where}.hyper.C", f"{C}, the layer's C", facts.hyper["C"])
         if facts.in_features % 4:
             raise corrupt(self.path, f"{where}.in_features", "a multiple of 4", facts.in_features)
         for suffix, (code, shape) in facts.shapes.items():

@@ -203,7 +203,7 @@ def export_model(module: nn.Module, path: str | os.PathLike[str], model: Mapping
 def load_into(module: nn.Module, engine: EngineFile) -> None:
     """Loads layers and ordinary tensors into a module of the same names, shapes, dtypes, kinds and C.
 
-    ValueError that names the first difference; the module is unchanged then.
+    The layers take the file's options too (lr ...). ValueError naming the first difference: nothing has changed then.
     """
     import torch
 
@@ -218,6 +218,7 @@ def load_into(module: nn.Module, engine: EngineFile) -> None:
         theirs = (stored.kind, stored.out_features, stored.in_features, stored.C)
         if ours != theirs:
             raise ValueError(f"layer {name!r}: expected (kind, out, in, C) = {ours}, got {theirs} in the file")
+        _check_options(name, layer, stored)
     values = {}
     for name, tensor in engine.tensors.items():
         target = rest[name]
@@ -230,6 +231,20 @@ def load_into(module: nn.Module, engine: EngineFile) -> None:
     with torch.no_grad():
         for name, value in values.items():
             rest[name].copy_(value)
+
+
+def _check_options(name: str, layer: CompactCounterLinear, stored: LayerState) -> None:
+    """ValueError when the layer's constructor would not take the file's options: load_layer_state only assigns."""
+    import torch
+
+    unknown = sorted(stored.hyper.keys() - layer.hyper().keys())
+    if unknown:
+        raise ValueError(f"layer {name!r}: expected options of {sorted(layer.hyper())}, got {unknown} in the file")
+    with torch.random.fork_rng(devices=[]):  # A layer draws its seed and its first state; nobody asked for this one.
+        try:
+            type(layer)(4, 1, ops=layer.ops, **{"C": layer.C, **stored.hyper})
+        except ValueError as fault:
+            raise ValueError(f"layer {name!r}: {fault} in the file") from None
 
 
 def verify_export(module: nn.Module, path: str | os.PathLike[str]) -> list[str]:

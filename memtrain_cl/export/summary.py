@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,14 +106,18 @@ def summarize(path: str | os.PathLike[str], C: int | None = None) -> FileSummary
         raise ValueError("expected C only for a MotifCL state file: an engine file says its own")
     with EngineReader(path) as reader:
         entries = reader.container.entries
-        tensors = [
-            TensorSummary(name, entries[name].code, entries[name].shape, entries[name].nbytes) for name in entries
-        ]
-        layers = [_summarize_layer(reader, name) for name in reader.metadata.layers]
+        names = sorted(entries, key=_natural)
+        tensors = [TensorSummary(name, entries[name].code, entries[name].shape, entries[name].nbytes) for name in names]
+        layers = [_summarize_layer(reader, name) for name in sorted(reader.metadata.layers, key=_natural)]
         for name in reader.ordinary:
             reader.tensor(name)  # its sum is checked; nothing of it is kept
         metadata = reader.metadata
         return FileSummary(os.fspath(path), "engine 1", size, metadata.created_by, metadata.model, layers, tensors)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    # blocks.2 before blocks.10: a run of digits counts by its length first.
+    return [(len(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _bits(nbytes: int, weights: int) -> float | None:
