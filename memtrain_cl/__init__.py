@@ -16,16 +16,8 @@ if TYPE_CHECKING:
     from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, UnsupportedDevice
     from memtrain_cl.formats import C_DEFAULT
     from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
-    from memtrain_cl.ops.counter import (
-        counter_update_hashsr,
-        decode_state,
-        encode_state,
-        hash_u32,
-        pack_codes,
-        stochastic_round,
-        uniform01,
-        unpack_codes,
-    )
+    from memtrain_cl.ops.counter import counter_update_hashsr, pack_codes, unpack_codes
+    from memtrain_cl.reference.codes import decode_state, encode_state, hash_u32, stochastic_round, uniform01
 
 __version__ = "0.1.0"
 
@@ -35,16 +27,8 @@ _HOMES = {
     "memtrain_cl.errors": ("BuildError", "CorruptFile", "MemtrainError", "UnsupportedDevice"),
     "memtrain_cl.formats": ("C_DEFAULT",),
     "memtrain_cl.nn.counter": ("CompactCounterLinear", "PackedRMSCounterLinear", "RMSCounterLinear"),
-    "memtrain_cl.ops.counter": (
-        "counter_update_hashsr",
-        "decode_state",
-        "encode_state",
-        "hash_u32",
-        "pack_codes",
-        "stochastic_round",
-        "uniform01",
-        "unpack_codes",
-    ),
+    "memtrain_cl.ops.counter": ("counter_update_hashsr", "pack_codes", "unpack_codes"),
+    "memtrain_cl.reference.codes": ("decode_state", "encode_state", "hash_u32", "stochastic_round", "uniform01"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _SUBPACKAGES = ("nn", "ops", "reference")

@@ -1,7 +1,7 @@
 """DeviceArray: the one type that carries data on an OpenCL device, thin over a pyopencl buffer.
 
-Contiguous, row-major, of a NumPy dtype. It speaks the array-API DLPack protocol (see dlpack.py): consumers of CPU memory get the
-very same bytes where the device shares the host's memory, others get the ``cl_mem`` handle.
+Contiguous, row-major, of a NumPy dtype. It speaks the array-API DLPack protocol (see dlpack.py): consumers of CPU
+memory get the very same bytes where the device shares the host's memory, others get the ``cl_mem`` handle.
 """
 
 from __future__ import annotations
@@ -81,12 +81,14 @@ class DeviceArray:
         return result
 
     def map_host(self, *, write: bool = False) -> np.ndarray:
-        """The data as a NumPy array over the shared memory itself, valid for the host once the queue's kernels have ended.
+        """The data as a NumPy array over the shared memory itself; waits for the kernels before it.
 
         Raises BufferError where the device does not share the host's memory.
         """
         if not self.shares_host:
-            raise BufferError(f"{self.device.info.name} does not share the host's memory; use .numpy() or .to_torch() for a copy")
+            raise BufferError(
+                f"{self.device.info.name} does not share the host's memory; use .numpy() or .to_torch() for a copy"
+            )
         if self.buffer is None:
             return np.empty(self.shape, self.dtype)
         cl = import_pyopencl()
@@ -128,7 +130,8 @@ def check_allocation(device: Device, nbytes: int) -> None:
     """UnsupportedDevice when one buffer of `nbytes` is more than the device gives."""
     if nbytes > device.info.max_alloc_bytes:
         raise UnsupportedDevice(
-            f"a buffer of {nbytes} bytes was asked for, but {device.info.name} gives at most {device.info.max_alloc_bytes} at once"
+            f"a buffer of {nbytes} bytes was asked for, but {device.info.name} gives at most "
+            f"{device.info.max_alloc_bytes} at once"
         )
 
 

@@ -1,7 +1,8 @@
 """torch tensors on the host to DeviceArrays and back.
 
-Where device and host share memory, a kernel reads and writes the tensor's own bytes (a buffer over the tensor's memory, mapped
-and unmapped around host access); elsewhere the bytes travel through pinned buffers. A `Crossing` is one such visit:
+Where device and host share memory, a kernel reads and writes the tensor's own bytes (a buffer over the tensor's memory,
+mapped and unmapped around host access); elsewhere the bytes travel through pinned buffers. A `Crossing` is one such
+visit:
 
     with Crossing(device) as cross:
         a = cross.read(x)                 # kernels read it
@@ -10,8 +11,9 @@ and unmapped around host access); elsewhere the bytes travel through pinned buff
         kernel(..., a, s, b)
     # here y and state hold the results
 
-A tensor that stays on the device between visits (a layer's state) is announced by `keep_resident`: on a device with memory of
-its own it is then uploaded only when its host copy has changed, and downloaded only when somebody reads it (`refresh_host`).
+A tensor that stays on the device between visits (a layer's state) is announced by `keep_resident`: on a device with
+memory of its own it is then uploaded only when its host copy has changed, and downloaded only when somebody reads it
+(`refresh_host`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _BITS = {torch.bfloat16: torch.int16}
 
 @dataclass
 class _Resident:
-    """A tensor's copy on a device: `version` is the host tensor's at the last exchange, `stale` says the host copy is behind."""
+    """A tensor's copy on a device: `version` is the host tensor's at the last exchange; `stale`: the host is behind."""
 
     array: DeviceArray | None = None
     version: int = -1
@@ -70,7 +72,7 @@ def host_view(tensor: torch.Tensor) -> Any:
 
 
 class Crossing:
-    """One visit of host tensors to a device; see the module's text. Reentry and sharing between threads are not supported."""
+    """One visit of host tensors to a device, by one thread; see the module's text."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -109,7 +111,7 @@ class Crossing:
         return resident.array
 
     def read(self, tensor: torch.Tensor) -> DeviceArray:
-        """The tensor's values for kernels that only read them. Strided, offset and expanded tensors arrive contiguous."""
+        """The values for kernels that only read them. Strided, offset and expanded tensors arrive contiguous."""
         resident = self._resident(tensor)
         if resident is not None and tensor.is_contiguous():
             return self._arrive_resident(tensor, resident)
@@ -139,7 +141,9 @@ class Crossing:
         tensor = torch.empty(tuple(shape), dtype=dtype)
         values = host_view(tensor)
         shared = self.device.info.unified_memory
-        array = wrap_host(self.device, values, owner=tensor) if shared else empty(self.device, values.shape, values.dtype)
+        array = (
+            wrap_host(self.device, values, owner=tensor) if shared else empty(self.device, values.shape, values.dtype)
+        )
         self._written.append((tensor, array))
         return tensor, array
 

@@ -1,8 +1,8 @@
 """Choose an OpenCL device and hold its context, queue and capabilities.
 
 Capabilities are read from the device, never derived from its name. The order of choice: the argument, the device set by
-`use_device`, ``MEMTRAIN_CL_DEVICE``, ``PYOPENCL_CTX``, then the best-scored device (GPU before CPU, Intel's CPU runtime before
-PoCL). Nothing here ever prompts; the pick is logged once.
+`use_device`, ``MEMTRAIN_CL_DEVICE``, ``PYOPENCL_CTX``, then the best-scored device (GPU before CPU, Intel's CPU runtime
+before PoCL). Nothing here ever prompts; the pick is logged once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.runtimes import import_pyopencl
 
 if TYPE_CHECKING:
-    import pyopencl as cl
+    import pyopencl
 
 logger = logging.getLogger("memtrain_cl")
 
@@ -83,8 +83,8 @@ class Device:
         self.info = info
         self.handle = handle
         self._pid = os.getpid()
-        self.context: cl.Context = cl.Context([handle])
-        self.queue: cl.CommandQueue = cl.CommandQueue(self.context)
+        self.context: pyopencl.Context = cl.Context([handle])
+        self.queue: pyopencl.CommandQueue = cl.CommandQueue(self.context)
         #: What other rooms keep for as long as the device is open, each under its own name.
         self.kept: dict[str, Any] = {}
 
@@ -92,8 +92,8 @@ class Device:
         """UnsupportedDevice when this process is a fork of the one that opened the device."""
         if os.getpid() != self._pid:
             raise UnsupportedDevice(
-                f"the OpenCL device {self.info.name} was opened before this process was forked and cannot be used here; "
-                "start worker processes with the 'spawn' method, or open the device only in the children"
+                f"the OpenCL device {self.info.name} was opened before this process was forked and cannot be used "
+                "here; start worker processes with the 'spawn' method, or open the device only in the children"
             )
 
     def synchronize(self) -> None:
@@ -102,16 +102,17 @@ class Device:
         self.queue.finish()
 
     def with_capabilities(self, **changes: Any) -> Device:
-        """The same context and queue under other capabilities (fields of DeviceInfo): how a smaller device would be served."""
+        """The same context and queue under other capabilities, fields of DeviceInfo: a smaller device's, say."""
         twin = object.__new__(Device)
         twin.__dict__.update(self.__dict__)
         twin.info = replace(self.info, **changes)
         return twin
 
     @cached_property
-    def transfer_queue(self) -> cl.CommandQueue:
+    def transfer_queue(self) -> pyopencl.CommandQueue:
         """A second queue, for copies that run beside kernels."""
-        return import_pyopencl().CommandQueue(self.context)
+        queue: pyopencl.CommandQueue = import_pyopencl().CommandQueue(self.context)
+        return queue
 
     @cached_property
     def cache_key(self) -> tuple[str, ...]:
@@ -287,8 +288,8 @@ def get_device(selector: str | int | Device | None = None) -> Device:
     """The device for `selector`: an index of `devices()`, a case-insensitive part of "platform | version | name", or an
     opened Device. None: the one set by `use_device`, else by the environment, else the best-scored one.
 
-    Raises UnsupportedDevice: no driver at all (the message names the command that installs one), or no match (the message
-    lists what there is). Opening is cached, so equal selectors give the same object.
+    Raises UnsupportedDevice: no driver at all (the message names the command that installs one), or no match (the
+    message lists what there is). Opening is cached, so equal selectors give the same object.
     """
     if isinstance(selector, Device):
         return selector

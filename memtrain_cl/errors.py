@@ -1,4 +1,4 @@
-"""Errors that a user can meet. Each message is one sentence that says what was expected, what came, and what mends it."""
+"""Errors that a user can meet. Each message is one sentence: what was expected, what came, and what mends it."""
 
 
 class MemtrainError(Exception):
@@ -6,11 +6,11 @@ class MemtrainError(Exception):
 
 
 class UnsupportedDevice(MemtrainError, RuntimeError):
-    """No OpenCL device answers the request: no driver, a selector that matches nothing, or a device that fails its checks."""
+    """No OpenCL device answers the request: no driver, no match for a selector, or a device that fails its checks."""
 
 
 class BuildError(MemtrainError, RuntimeError):
-    """An OpenCL program did not build; the message names kernel file, parameters and device and holds the compiler's log."""
+    """An OpenCL program did not build; the message names kernel, parameters and device and holds the compiler's log."""
 
 
 class CorruptFile(MemtrainError, ValueError):

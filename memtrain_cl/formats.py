@@ -1,9 +1,9 @@
-"""Frozen descriptions of the packed layouts: bits, shapes, bytes, bounds. Imports nothing of ours but errors, and no torch.
+"""Frozen descriptions of the packed layouts: bits, shapes, bytes, bounds. Imports no torch and nothing of ours.
 
 Counter codes
-    A weight is the pair (t, c) with t in {-1, 0, +1} and c in {-(C-1) .. C-1}; its code is ``(t+1)*(2C-1) + (c + C-1)``,
-    an integer in ``0 .. 3(2C-1)-1`` kept in uint8. Codes of 6 bits (C <= 11) pack four into three bytes, little end first:
-    the 24-bit little-endian number ``c0 | c1<<6 | c2<<12 | c3<<18``.
+    A weight is the pair (t, c) with t in {-1, 0, +1} and c in {-(C-1) .. C-1}; its code is
+    ``(t+1)*(2C-1) + (c + C-1)``, an integer in ``0 .. 3(2C-1)-1`` kept in uint8. Codes of 6 bits (C <= 11) pack four
+    into three bytes, little end first: the 24-bit little-endian number ``c0 | c1<<6 | c2<<12 | c3<<18``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LANES = 1024
 def check_c(C: Any, *, packed: bool) -> int:
     """The carry radix as an int; ValueError that says which range holds (1..11 packed, 1..43 as uint8 codes)."""
     highest = C_MAX_PACKED if packed else C_MAX_UNPACKED
-    if isinstance(C, bool) or not isinstance(C, numbers.Integral) or not 1 <= C <= highest:
+    if isinstance(C, bool) or not isinstance(C, numbers.Integral) or not 1 <= int(C) <= highest:
         storage = "6-bit storage" if packed else "uint8 storage"
         raise ValueError(f"expected C as an integer in 1..{highest} for {storage}, got {C!r}")
     return int(C)
@@ -89,9 +89,10 @@ class LayerState:
 class CounterRule:
     """The constants of one counter update (see `memtrain_cl.reference.counter` for the equations).
 
-    C: carry radix.   packed: 6-bit storage.   lr, lr_scale: step sizes of counter and row scale.   rms_beta, rms_eps: decay and floor of
-    the row moment.   use_rms: False leaves the gradient unnormalised.   lagged: normalise by the previous moment.   clip: bound
-    of the row norm, 0 for none.   clipped_scale: the scale learns from the clipped gradient (the layer without row moments).
+    C: carry radix.   packed: 6-bit storage.   lr, lr_scale: step sizes of counter and row scale.   rms_beta, rms_eps:
+    decay and floor of the row moment.   use_rms: False leaves the gradient unnormalised.   lagged: normalise by the
+    previous moment.   clip: bound of the row norm, 0 for none.   clipped_scale: the scale learns from the clipped
+    gradient (the layer without row moments).
     """
 
     C: int
@@ -109,9 +110,9 @@ class CounterRule:
         check_c(self.C, packed=self.packed)
         for name in ("lr", "lr_scale", "clip"):
             value = getattr(self, name)
-            if not (isinstance(value, numbers.Real) and 0.0 <= value < float("inf")):
+            if not (isinstance(value, numbers.Real) and 0.0 <= float(value) < float("inf")):
                 raise ValueError(f"expected {name} as a finite number >= 0, got {value!r}")
-        if not (isinstance(self.rms_beta, numbers.Real) and 0.0 <= self.rms_beta < 1.0):
+        if not (isinstance(self.rms_beta, numbers.Real) and 0.0 <= float(self.rms_beta) < 1.0):
             raise ValueError(f"expected rms_beta in [0, 1), got {self.rms_beta!r}")
-        if not (isinstance(self.rms_eps, numbers.Real) and 0.0 < self.rms_eps < float("inf")):
+        if not (isinstance(self.rms_eps, numbers.Real) and 0.0 < float(self.rms_eps) < float("inf")):
             raise ValueError(f"expected rms_eps as a finite number > 0, got {self.rms_eps!r}")

@@ -1,7 +1,7 @@
-"""Whether a device's arithmetic gives the bytes that memtrain_cl promises: checked once a process, before its first kernel.
+"""Whether a device computes the bytes that memtrain_cl promises: checked once a process, before its first kernel.
 
-Division and square root must be correctly rounded (several devices promise less and deliver it all the same), a*b - c*d must not be
-contracted to a fused multiply-add, subnormal results must survive, and 32-bit integers must wrap.
+Division and square root must be correctly rounded (several devices promise less and deliver it all the same), a*b - c*d
+must not be contracted to a fused multiply-add, subnormal results must survive, and 32-bit integers must wrap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _verdicts: dict[tuple[str, ...], list[str]] = {}
 
 
 def operands() -> tuple[np.ndarray, np.ndarray]:
-    """Two float32 arrays: random bits of all finite magnitudes, a sixteenth of them around and below the smallest normal number."""
+    """Two float32 arrays of random bits, a sixteenth of them around and below the smallest normal number."""
     rng = np.random.default_rng(20)
     bits = rng.integers(0, 1 << 32, (2, OPERANDS), dtype=np.uint32)
     exponent = rng.integers(64, 192, (2, OPERANDS), dtype=np.uint32)
@@ -40,7 +40,8 @@ def _hash(x: np.ndarray) -> np.ndarray:
         x = x * np.uint32(0x7FEB352D)
         x = x ^ (x >> np.uint32(15))
         x = x * np.uint32(0x846CA68B)
-        return x ^ (x >> np.uint32(16))
+        result: np.ndarray = x ^ (x >> np.uint32(16))
+        return result
 
 
 def faults(device: Device) -> list[str]:

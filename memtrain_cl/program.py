@@ -1,7 +1,8 @@
 """Render, build, cache and launch kernels: ``get_kernel(device, "counter", "counter_update", C=11, ...)``.
 
-A kernel file is a Mako template in kernels/. ``#include "_name.cl"`` lines are expanded into one string before rendering, so
-that pyopencl's binary cache, which keys on the source text, sees everything. A file whose name begins with "_" is include-only.
+A kernel file is a Mako template in kernels/. ``#include "_name.cl"`` lines are expanded into one string before
+rendering, so that pyopencl's binary cache, which keys on the source text, sees everything. A file whose name begins
+with "_" is include-only.
 
 Programs are shared by a process; `pyopencl.Kernel` objects hold arguments and are therefore kept one a thread.
 """
@@ -59,17 +60,19 @@ def render(file: str, params: Mapping[str, Any]) -> str:
         return str(Template(source, strict_undefined=True).render(**params))
     except Exception as error:
         raise BuildError(
-            f"kernel file {file}.cl did not render with {dict(params)}: {error}\n{mako_exceptions.text_error_template().render()}"
+            f"kernel file {file}.cl did not render with {dict(params)}: {error}\n"
+            f"{mako_exceptions.text_error_template().render()}"
         ) from error
 
 
 def build_options(device: Device) -> list[str]:
-    """Options for this device. Relaxed arithmetic in PYOPENCL_BUILD_OPTIONS is refused: it removes NaN checks and changes bytes."""
+    """Options for this device. BuildError where PYOPENCL_BUILD_OPTIONS asks for relaxed arithmetic."""
     extra = os.environ.get("PYOPENCL_BUILD_OPTIONS", "")
     refused = [option for option in _RELAXED if option in extra.split()]
     if refused:
         raise BuildError(
-            f"PYOPENCL_BUILD_OPTIONS holds {' '.join(refused)}, which breaks guards and reproducible results; unset it to use memtrain_cl"
+            f"PYOPENCL_BUILD_OPTIONS holds {' '.join(refused)}, which breaks guards and reproducible results; "
+            "unset it to use memtrain_cl"
         )
     return ["-cl-fp32-correctly-rounded-divide-sqrt"] if device.info.correctly_rounded_divide else []
 
@@ -122,7 +125,8 @@ def _build(device: Device, file: str, name: str, params: Mapping[str, Any]) -> A
                 _programs[key] = cl.Program(device.context, source).build(options=options)
             except cl.Error as error:
                 raise BuildError(
-                    f"kernel {name} of {file}.cl did not build on {device.info.label} with {dict(params)}; the compiler said:\n{error}"
+                    f"kernel {name} of {file}.cl did not build on {device.info.label} with {dict(params)}; "
+                    f"the compiler said:\n{error}"
                 ) from error
         return _programs[key]
 

@@ -1,10 +1,11 @@
 """OpenCL runtimes that pip installed, made visible to the loader without any environment variable.
 
-The loader reads ``OCL_ICD_VENDORS`` once, at the first platform query of the process; `prepare` must run before it. Intel's
-CPU runtime ships an ``.icd`` file that points at a folder which does not exist on the user's machine, and libraries that do
-not find each other unless they are loaded first. PoCL's wheel drops its ``.icd`` beside pyopencl's own loader, which always
-reads it. Once ``OCL_ICD_VENDORS`` is set the loader does not look into the system's folder, so the folder made here also holds
-what it would have found there. What a user has put into ``OCL_ICD_VENDORS`` is respected and extended by the Intel runtime.
+The loader reads ``OCL_ICD_VENDORS`` once, at the first platform query of the process; `prepare` must run before it.
+Intel's CPU runtime ships an ``.icd`` file that points at a folder which does not exist on the user's machine, and
+libraries that do not find each other unless they are loaded first. PoCL's wheel drops its ``.icd`` beside pyopencl's
+own loader, which always reads it. Once ``OCL_ICD_VENDORS`` is set the loader does not look into the system's folder, so
+the folder made here also holds what it would have found there. What a user has put into ``OCL_ICD_VENDORS`` is
+respected and extended by the Intel runtime.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from types import ModuleType
 
 from memtrain_cl.errors import UnsupportedDevice
 
@@ -87,13 +89,13 @@ def prepare() -> None:
         os.environ["OCL_ICD_VENDORS"] = str(folder)
 
 
-def import_pyopencl():  # type: ignore[no-untyped-def]
-    """pyopencl, imported after the runtimes are visible; UnsupportedDevice with the mending command where it cannot load."""
+def import_pyopencl() -> ModuleType:
+    """pyopencl, imported after the runtimes are visible; UnsupportedDevice with the mending command where it cannot
+    load.
+    """
     prepare()
     try:
         import pyopencl
     except (ImportError, OSError) as error:
-        raise UnsupportedDevice(
-            f"pyopencl does not load ({error}); install it with: pip install pyopencl"
-        ) from error
+        raise UnsupportedDevice(f"pyopencl does not load ({error}); install it with: pip install pyopencl") from error
     return pyopencl

@@ -1,7 +1,8 @@
-"""Copies between pageable host memory and a device that does not share it, through pinned buffers and a queue of their own.
+"""Copies between pageable host memory and a device that does not share it, through pinned buffers and a queue of their
+own.
 
-A direction has two pinned buffers, so that the host fills one while the other travels; the copies run on the device's transfer
-queue, beside the kernels of the main queue, which waits for them by an event.
+A direction has two pinned buffers, so that the host fills one while the other travels; the copies run on the device's
+transfer queue, beside the kernels of the main queue, which waits for them by an event.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class _Direction:
         self.lock = threading.Lock()
         self.events: list[Any] = [None, None]
         self._buffers = [
-            cl.Buffer(device.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, CHUNK_BYTES) for _ in range(2)
+            cl.Buffer(device.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, CHUNK_BYTES)
+            for _ in range(2)
         ]
         flags = cl.map_flags.READ | cl.map_flags.WRITE
         self.memory = [
@@ -53,7 +55,9 @@ def _direction(device: Device, name: str) -> _Direction:
 
 
 def upload(device: Device, values: np.ndarray, buffer: Any) -> None:
-    """Copy contiguous `values` into a device buffer; kernels enqueued afterwards see them. Returns once `values` may change."""
+    """Copy contiguous `values` into a device buffer; kernels enqueued afterwards see them. Returns once `values` may
+    change.
+    """
     cl = import_pyopencl()
     device.check_process()
     source = values.reshape(-1).view(np.uint8)
@@ -65,9 +69,7 @@ def upload(device: Device, values: np.ndarray, buffer: Any) -> None:
             pinned = up.free(which)
             size = min(CHUNK_BYTES, source.nbytes - offset)
             pinned[:size] = source[offset : offset + size]
-            event = cl.enqueue_copy(
-                device.transfer_queue, buffer, pinned[:size], dst_offset=offset, is_blocking=False
-            )
+            event = cl.enqueue_copy(device.transfer_queue, buffer, pinned[:size], dst_offset=offset, is_blocking=False)
             up.events[which] = event
             device.transfer_queue.flush()
         if event is not None:

@@ -44,8 +44,9 @@ LEVELS = {
     "cli": 6,
 }
 REFERENCE_IMPORTS = {"errors", "formats", "reference"}
-#: The oracle checks the launchers and must not lean on them, nor they on it; commands compare the two.
-REFERENCE_USERS = {"cli", "reference"}
+#: The oracle checks the launchers and must not lean on them, nor they on it; commands compare the two, a layer packs
+#: its first state with the oracle's codec, since making a layer opens no device.
+REFERENCE_USERS = {"cli", "nn", "reference"}
 MAX_LINES = 500
 
 

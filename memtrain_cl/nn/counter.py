@@ -41,25 +41,36 @@ def _size(name: str, value: Any) -> int:
 class CompactCounterLinear(LiveBuffers):
     """A ternary linear layer trained as counters, without row moments; one uint8 code a weight.
 
-    in_features, out_features: sizes.   C: carry radix, 1..43.   lr: step size of the counter in units of the scale.   lr_scale: step
-    size of the row scales.   init_gain: factor on the initial scale sqrt(3/(2*in)).   tile_rows: rows of the weight's gradient
-    alive at once, 0 for all.   local_grad_clip: bound of a row's gradient norm, 0 for none.   ops: the module of launchers,
-    `memtrain_cl.ops` (OpenCL, on the current device) by default, or `memtrain_cl.reference` (torch).
+    in_features, out_features: sizes.   C: carry radix, 1..43.   lr: step size of the counter in units of the scale.
+    lr_scale: step size of the row scales.   init_gain: factor on the initial scale sqrt(3/(2*in)).   tile_rows: rows of
+    the weight's gradient alive at once, 0 for all.   local_grad_clip: bound of a row's gradient norm, 0 for none.
+    ops: the module of launchers, `memtrain_cl.ops` (OpenCL, on the current device) by default, or
+    `memtrain_cl.reference` (torch).
 
     x may be float32, or float16/bfloat16, which are computed in float32 and returned in their own type.
 
-    Buffers: `state` uint8 [out, in], `scale` float32 [out, 1]. They are live: what is written into them counts at the next use, and
-    reading them after an update shows it. `seed` and `step` (ints) place the layer in its stream of rounding numbers. Read-outs:
-    `update_events` (counters moved), `weight_flips` (ternary weights changed), `skipped_updates` (rows left alone for a
-    gradient that was not finite), int64 scalars since construction.
+    Buffers: `state` uint8 [out, in], `scale` float32 [out, 1]. They are live: what is written into them counts at the
+    next use, and reading them after an update shows it. `seed` and `step` (ints) place the layer in its stream of
+    rounding numbers. Read-outs: `update_events` (counters moved), `weight_flips` (ternary weights changed),
+    `skipped_updates` (rows left alone for a gradient that was not finite), int64 scalars since construction.
 
-    Raises ValueError for options out of range, TypeError for inputs of other types, RuntimeError when a second training forward
-    comes before the backward of the first, or a second backward through one graph. Source: spec of the published counter package.
+    Raises ValueError for options out of range, TypeError for inputs of other types, RuntimeError when a second training
+    forward comes before the backward of the first, or a second backward through one graph. Source: spec of the
+    published counter package.
     """
 
     packed: ClassVar[bool] = False
     resident: ClassVar[tuple[str, ...]] = ("state", "scale", "counts")
 
+    C: int
+    lr: float
+    lr_scale: float
+    tile_rows: int
+    local_grad_clip: float
+    update_enabled: bool
+    ops: ModuleType
+    seed: int
+    step: int
     state: torch.Tensor
     scale: torch.Tensor
     counts: torch.Tensor
@@ -106,10 +117,10 @@ class CompactCounterLinear(LiveBuffers):
         self.register_buffer("scale", torch.full((self.out_features, 1), scale))
         self.register_buffer("counts", torch.zeros(3, dtype=torch.int64), persistent=False)
 
-    # ---- rule and storage ---------------------------------------------------------------------------------------------
+    # ---- rule and storage ------------------------------------------------------------------------------------
 
     def rule(self) -> CounterRule:
-        """The constants of the next update, from the layer's attributes as they are now (ValueError when one is out of range)."""
+        """The constants of the next update, from the attributes as they are now; ValueError for one out of range."""
         return CounterRule(
             self.C, self.packed, self.lr, self.lr_scale, use_rms=False, clip=self.local_grad_clip, clipped_scale=True
         )
@@ -123,7 +134,7 @@ class CompactCounterLinear(LiveBuffers):
     def _moments(self) -> torch.Tensor | None:
         return None
 
-    # ---- forward and backward -----------------------------------------------------------------------------------------
+    # ---- forward and backward --------------------------------------------------------------------------------
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """y [..., out] of x [..., in]."""
@@ -140,13 +151,13 @@ class CompactCounterLinear(LiveBuffers):
             pending = self._pending() if self._pending is not None else None
             if pending is not None and not pending.used:
                 raise RuntimeError(
-                    "a counter layer was used again in training before the backward of its first use; its update needs one "
-                    "forward a backward (use torch.no_grad() or .eval() for forwards that do not train)"
+                    "a counter layer was used again in training before the backward of its first use; its update needs "
+                    "one forward a backward (use torch.no_grad() or .eval() for forwards that do not train)"
                 )
             self.rule()
             self._pending = weakref.ref(token)
         tap = torch.zeros((), requires_grad=True)
-        result: torch.Tensor = CounterLinearFunction.apply(x, tap, self, token, updates)
+        result: torch.Tensor = CounterLinearFunction.apply(x, tap, self, token, updates)  # type: ignore[no-untyped-call]
         return result
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
@@ -191,18 +202,18 @@ class CompactCounterLinear(LiveBuffers):
         )
         self.step += 1
 
-    # ---- read-outs ----------------------------------------------------------------------------------------------------
+    # ---- read-outs -------------------------------------------------------------------------------------------
 
     def codes(self) -> torch.Tensor:
         """The codes, uint8 [out, in] (a copy)."""
         state = self.state
-        return self.ops.unpack_codes(state, self.in_features) if self.packed else state.clone()  # type: ignore[no-any-return]
+        return self.ops.unpack_codes(state, self.in_features) if self.packed else state.clone()
 
     def packed_state(self) -> torch.Tensor:
-        """The codes in 6-bit storage, uint8 [out, in/4*3] (a copy); ValueError when C > 11 or in_features is no multiple of 4."""
+        """The codes in 6-bit storage, uint8 [out, in/4*3], a copy; ValueError when C > 11 or in_features % 4 != 0."""
         check_c(self.C, packed=True)
         state = self.state
-        return state.clone() if self.packed else self.ops.pack_codes(state)  # type: ignore[no-any-return]
+        return state.clone() if self.packed else self.ops.pack_codes(state)
 
     def visible_ternary(self) -> torch.Tensor:
         """t, int8 [out, in]."""
@@ -268,7 +279,7 @@ class CompactCounterLinear(LiveBuffers):
         destination[prefix + "seed"] = torch.tensor(self.seed)
         destination[prefix + "step"] = torch.tensor(self.step)
 
-    def _load_from_state_dict(  # type: ignore[override]
+    def _load_from_state_dict(
         self,
         state_dict: Mapping[str, Any],
         prefix: str,
@@ -285,9 +296,7 @@ class CompactCounterLinear(LiveBuffers):
         if fault:
             error_msgs.append(fault)
             return
-        super()._load_from_state_dict(
-            rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         self.seed, self.step = int(seed), int(step)
 
     def _fault_in(self, state_dict: Mapping[str, Any], prefix: str) -> str | None:
@@ -312,8 +321,9 @@ class CompactCounterLinear(LiveBuffers):
 class RMSCounterLinear(CompactCounterLinear):
     """CompactCounterLinear whose gradient is normalised by a row's second moment before it drives the counters.
 
-    rms_beta, rms_eps: decay and floor of the moment.   use_rms: False leaves the gradient as it is.   rms_mode: "exact" normalises by the
-    moment with this step's gradient in it, "lagged" by the one before.   Further buffers: `v` and `s_base`, float32 [out, 1].
+    rms_beta, rms_eps: decay and floor of the moment.   use_rms: False leaves the gradient as it is.   rms_mode: "exact"
+    normalises by the moment with this step's gradient in it, "lagged" by the one before.   Further buffers: `v` and
+    `s_base`, float32 [out, 1].
     """
 
     resident: ClassVar[tuple[str, ...]] = ("state", "scale", "v", "s_base", "counts")
@@ -334,7 +344,7 @@ class RMSCounterLinear(CompactCounterLinear):
     ) -> None:
         if rms_mode not in ("exact", "lagged"):
             raise ValueError(f"expected rms_mode 'exact' or 'lagged', got {rms_mode!r}")
-        # Set before nn.Module is ready, past its attribute hooks, because the base constructor already asks for the rule.
+        # Set before nn.Module is ready, past its attribute hooks: the base constructor already asks for the rule.
         self.__dict__.update(rms_beta=rms_beta, rms_eps=rms_eps, use_rms=bool(use_rms), rms_mode=rms_mode)
         super().__init__(in_features, out_features, **options)
         self.register_buffer("v", torch.zeros(self.out_features, 1))
@@ -342,7 +352,7 @@ class RMSCounterLinear(CompactCounterLinear):
         self.register_buffer("s_base", self.scale.clone())
 
     def rule(self) -> CounterRule:
-        """The constants of the next update, from the layer's attributes as they are now (ValueError when one is out of range)."""
+        """The constants of the next update, from the attributes as they are now; ValueError for one out of range."""
         return CounterRule(
             self.C,
             self.packed,
@@ -365,6 +375,6 @@ class RMSCounterLinear(CompactCounterLinear):
 
 
 class PackedRMSCounterLinear(RMSCounterLinear):
-    """RMSCounterLinear in 6-bit storage: `state` is uint8 [out, in/4*3], 0.75 byte a weight. C in 1..11, in_features divisible by 4."""
+    """RMSCounterLinear whose `state` is uint8 [out, in/4*3], 0.75 byte a weight. C in 1..11, in_features % 4 == 0."""
 
     packed: ClassVar[bool] = True

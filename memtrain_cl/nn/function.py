@@ -1,4 +1,4 @@
-"""The autograd node of a counter layer: forward by the decoded weight, backward by the old weight, then the layer's own update."""
+"""The autograd node of a counter layer: forward, backward by the old weight, then the layer's own update."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ForwardToken:
-    """Lives as long as one forward's graph does; the layer holds it weakly to know whether a backward is still to come."""
+    """Lives as long as one forward's graph; the layer holds it weakly to know whether a backward is still to come."""
 
     __slots__ = ("__weakref__", "used")
 
@@ -21,10 +21,10 @@ class ForwardToken:
 
 
 class CounterLinearFunction(torch.autograd.Function):
-    """y = x @ (scale*t)^T. The scalar `tap` requires grad, so that backward, and with it the update, also runs for inputs that do not."""
+    """y = x @ (scale*t)^T. The scalar `tap` requires grad, so that backward also runs for inputs that do not."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: torch.Tensor, tap: torch.Tensor, layer: CompactCounterLinear, token: ForwardToken, updates: bool
     ) -> torch.Tensor:
         ctx.save_for_backward(x)
@@ -32,13 +32,13 @@ class CounterLinearFunction(torch.autograd.Function):
         return layer._product(x)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None, None]:
         (x,) = ctx.saved_tensors
         if ctx.token.used and ctx.updates:
             raise RuntimeError(
-                "this counter layer has already been updated by a backward through this graph; its weights have changed, "
-                "so a second backward (retain_graph=True) would be wrong; run the forward again"
+                "this counter layer has already been updated by a backward through this graph; its weights have "
+                "changed, so a second backward (retain_graph=True) would be wrong; run the forward again"
             )
         grad_x = ctx.layer._backward(x, grad_out, ctx.needs_input_grad[0], ctx.updates)
         ctx.token.used = True

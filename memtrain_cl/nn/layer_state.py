@@ -16,7 +16,7 @@ _KINDS: dict[str, type[CompactCounterLinear]] = {
 
 
 def layer_state(layer: CompactCounterLinear) -> LayerState:
-    """The layer as NumPy copies; its state packed, whatever its storage (ValueError when C or in_features does not pack)."""
+    """The layer as NumPy copies, its state packed (ValueError when C or in_features does not pack)."""
     rows = {name: getattr(layer, name, None) for name in ("v", "s_base")}
     return LayerState(
         in_features=layer.in_features,
@@ -36,7 +36,8 @@ def layer_state(layer: CompactCounterLinear) -> LayerState:
 def load_layer_state(layer: CompactCounterLinear, state: LayerState) -> None:
     """Put a saved state, with its options and its place in the rounding stream, into a layer of the same shape and C.
 
-    ValueError, with nothing changed, when shape, C or row moments do not fit. The layer may use other storage than the saved one.
+    ValueError, with nothing changed, when shape, C or row moments do not fit. The layer may use other storage than the
+    saved one.
     """
     for name in ("in_features", "out_features", "C"):
         if getattr(layer, name) != getattr(state, name):

@@ -1,7 +1,7 @@
 """A module whose buffers may be newer on the device than on the host, and never show it.
 
-Between steps a layer's state stays on the device (see `memtrain_cl.bridge`); every way of reaching a buffer from outside first makes
-its host bytes current: attributes, `state_dict`, `buffers()`, `.to()`, `copy.deepcopy`, pickling.
+Between steps a layer's state stays on the device (see `memtrain_cl.bridge`); every way of reaching a buffer from
+outside first makes its host bytes current: attributes, `state_dict`, `buffers()`, `.to()`, `copy.deepcopy`, pickling.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LiveBuffers(nn.Module):
     resident: ClassVar[tuple[str, ...]] = ()
 
     def __getattr__(self, name: str) -> Any:
-        value = super().__getattr__(name)
+        value: Any = super().__getattr__(name)
         if name in type(self).resident:
             bridge.refresh_host(value)
         return value
@@ -52,7 +52,7 @@ class LiveBuffers(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         self._refresh()
         before = self._resident_buffers()
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in before.items():
             new = self._buffers[name]
             if new is not None and new.dtype != old.dtype:
@@ -74,5 +74,5 @@ class LiveBuffers(nn.Module):
         return self.__dict__.copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._announce()

@@ -1,4 +1,4 @@
-"""One launcher a kernel: check the input, cross the bridge, launch, return. The same names and signatures as `memtrain_cl.reference`."""
+"""One launcher a kernel: check the input, cross the bridge, launch. Names and signatures as `memtrain_cl.reference`."""
 
 from memtrain_cl.ops.counter import (
     counter_update_,

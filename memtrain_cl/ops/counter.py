@@ -82,7 +82,9 @@ def decode_dense(state: torch.Tensor, scale: torch.Tensor, in_features: int, *, 
         groups = -(-n // 4)
         per = 1 if groups_share_rows(device.info) else groups
         kernel = _kernel(device, "decode_dense", _codec_rule(C, packed))
-        kernel((-(-groups // per), out), None, cross.read(state), cross.read(scale), target, np.uint32(n), np.uint32(per))
+        kernel(
+            (-(-groups // per), out), None, cross.read(state), cross.read(scale), target, np.uint32(n), np.uint32(per)
+        )
     return result
 
 
@@ -101,7 +103,14 @@ def row_statistics(state: torch.Tensor, grad_w: torch.Tensor, *, C: int, packed:
         grad = cross.read(grad_w)
         kernel = _kernel(device, "row_statistics", _codec_rule(C, packed), shape, aligned=rows_aligned(grad, n))
         kernel(
-            shape.global_size, shape.local_size, cross.read(state), grad, sums, np.uint32(n), np.uint32(rows), np.uint32(shape.per)
+            shape.global_size,
+            shape.local_size,
+            cross.read(state),
+            grad,
+            sums,
+            np.uint32(n),
+            np.uint32(rows),
+            np.uint32(shape.per),
         )
     return result
 
@@ -149,7 +158,13 @@ def launch_update(
 
 
 def require_update(
-    state: torch.Tensor, scale: torch.Tensor, v: torch.Tensor | None, totals: torch.Tensor, n: int, rule: CounterRule, seed: Any
+    state: torch.Tensor,
+    scale: torch.Tensor,
+    v: torch.Tensor | None,
+    totals: torch.Tensor,
+    n: int,
+    rule: CounterRule,
+    seed: Any,
 ) -> int:
     """Check what an update changes before anything is changed; the number of rows."""
     out, _ = require_layer(state, scale, n, packed=rule.packed)
@@ -175,9 +190,9 @@ def counter_update_(
 ) -> None:
     """One update in place of rows row_offset .. row_offset+R of a layer, from grad_w float32 [R, in].
 
-    state uint8 [out, in] or packed [out, in/4*3]; scale, v float32 [out, 1] (v may be None without RMS); totals int64 [3] gains the
-    counters moved, the ternary weights changed, the rows skipped. seed: the step's, uint32. index_base: the index of the
-    tile's first element in the layer (row_offset*in by default), which the rounding hashes.
+    state uint8 [out, in] or packed [out, in/4*3]; scale, v float32 [out, 1] (v may be None without RMS); totals int64
+    [3] gains the counters moved, the ternary weights changed, the rows skipped. seed: the step's, uint32. index_base:
+    the index of the tile's first element in the layer (row_offset*in by default), which the rounding hashes.
     """
     require_tensor("grad_w", grad_w, torch.float32, (None, None))
     rows, n = grad_w.shape

@@ -1,4 +1,4 @@
-"""What every launcher does first: the current device, checked for exact arithmetic, and the shapes of what it was given."""
+"""What every launcher does first: open a device of exact arithmetic, and check the shapes of what it was given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.formats import packed_row_bytes, state_row_bytes
 from memtrain_cl.probe import require_exact
 
-#: Element counts of one matrix that kernels index by 32 bits within a row, and rows by 32 bits: rows and columns stay below this.
+#: Element counts of one matrix that kernels index by 32 bits within a row, and rows by 32 bits: rows and columns stay
+#: below this.
 SIZE_LIMIT = 1 << 31
 
 
@@ -41,9 +42,7 @@ def require_tensor(name: str, tensor: Any, dtype: torch.dtype, shape: tuple[int 
         raise UnsupportedDevice(f"expected sizes below 2^31 in {name}, got {list(tensor.shape)}")
 
 
-def require_layer(
-    state: torch.Tensor, scale: torch.Tensor, in_features: int, *, packed: bool
-) -> tuple[int, int]:
+def require_layer(state: torch.Tensor, scale: torch.Tensor, in_features: int, *, packed: bool) -> tuple[int, int]:
     """(out, in) of a counter layer's state and scale; the errors of `require_tensor`."""
     width = packed_row_bytes(in_features) if packed else state_row_bytes(in_features, packed=False)
     require_tensor("state", state, torch.uint8, (None, width))

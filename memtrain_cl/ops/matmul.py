@@ -1,7 +1,7 @@
-"""Launchers of kernels/matmul.cl: products in which a packed counter weight is decoded on its way in, and a layer's whole backward.
+"""Launchers of kernels/matmul.cl: products that decode a counter weight on its way in, and a layer's whole backward.
 
-Signatures and formulas are those of `memtrain_cl.reference.matmul`; float32 sums differ in their order, so results are compared
-with a tolerance.
+Signatures and formulas are those of `memtrain_cl.reference.matmul`; float32 sums differ in their order, so results are
+compared with a tolerance.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def _launch(
     C: int = 1,
     packed: bool = True,
 ) -> None:
-    """out [M, N] = left @ right. left: (array, "rows" | "columns", first element, row length); right: (array, kind, row length)."""
+    """out [M, N] = left @ right.
+
+    left: (array, "rows" | "columns", first element, row length).   right: (array, kind, row length).
+    """
     M, N = out.shape
     a, left_kind, first, lda = left
     b, right_kind, ldb = right
@@ -62,7 +65,14 @@ def _launch_forward(
 
 
 def _launch_grad_input(
-    device: Device, grad_out: DeviceArray, state: DeviceArray, scale: DeviceArray, grad_x: DeviceArray, *, C: int, packed: bool
+    device: Device,
+    grad_out: DeviceArray,
+    state: DeviceArray,
+    scale: DeviceArray,
+    grad_x: DeviceArray,
+    *,
+    C: int,
+    packed: bool,
 ) -> None:
     out, n = grad_out.shape[1], grad_x.shape[1]
     _launch(device, (grad_out, "rows", 0, out), (state, "counter", n), scale, grad_x, out, C=C, packed=packed)
@@ -79,7 +89,7 @@ def counter_forward(x: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, *
     """y = x @ (scale*t)^T: float32 [M, in] -> float32 [M, out]; the weight is decoded inside the product."""
     C = check_c(C, packed=packed)
     require_tensor("x", x, torch.float32, (None, None))
-    out, n = require_layer(state, scale, x.shape[1], packed=packed)
+    out, _ = require_layer(state, scale, x.shape[1], packed=packed)
     if x.numel() == 0 or out == 0:
         return torch.zeros((x.shape[0], out))
     device = ready_device()
@@ -101,7 +111,9 @@ def counter_grad_input(
     device = ready_device()
     with Crossing(device) as cross:
         grad_x, target = cross.output((grad_out.shape[0], n))
-        _launch_grad_input(device, cross.read(grad_out), cross.read(state), cross.read(scale), target, C=C, packed=packed)
+        _launch_grad_input(
+            device, cross.read(grad_out), cross.read(state), cross.read(scale), target, C=C, packed=packed
+        )
     return grad_x
 
 
@@ -135,10 +147,10 @@ def counter_backward_(
     needs_grad_input: bool = True,
     tile_rows: int = 0,
 ) -> torch.Tensor | None:
-    """A layer's whole backward: grad_x by the old weight (None when not needed), then the update of state, scale and v in place.
+    """A layer's whole backward: grad_x by the old weight (None when not needed), then the update in place.
 
-    x [M, in], grad_out [M, out], float32. seed None: no update. The gradient of the weight exists on the device alone, at most
-    [tile_rows, in] of it (0: the whole), and is gone when the call returns.
+    x [M, in], grad_out [M, out], float32. seed None: no update. The gradient of the weight exists on the device alone,
+    at most [tile_rows, in] of it (0: the whole), and is gone when the call returns.
     """
     require_tensor("x", x, torch.float32, (None, None))
     m, n = x.shape
@@ -151,7 +163,9 @@ def counter_backward_(
     device = ready_device()
     with Crossing(device) as cross:
         outgoing = cross.read(grad_out)
-        codes, scales = (cross.read(state), cross.read(scale)) if seed is None else (cross.update(state), cross.update(scale))
+        codes, scales = (
+            (cross.read(state), cross.read(scale)) if seed is None else (cross.update(state), cross.update(scale))
+        )
         grad_x = None
         if needs_grad_input:
             grad_x, incoming = cross.output((m, n))

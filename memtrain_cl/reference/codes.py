@@ -1,8 +1,8 @@
 """The counter code and its random numbers, element by element, in torch.
 
-    code = (t + 1)*(2C - 1) + (c + C - 1)            t in {-1, 0, 1}, c in {-(C-1) .. C-1}
-    hash_u32(x): x ^= x>>16; x *= 0x7feb352d; x ^= x>>15; x *= 0x846ca68b; x ^= x>>16      (32-bit, wrapping)
-    uniform01(x) = (hash_u32(x) & 0xffffff) / 2^24
+code = (t + 1)*(2C - 1) + (c + C - 1)            t in {-1, 0, 1}, c in {-(C-1) .. C-1}
+hash_u32(x): x ^= x>>16; x *= 0x7feb352d; x ^= x>>15; x *= 0x846ca68b; x ^= x>>16      (32-bit, wrapping)
+uniform01(x) = (hash_u32(x) & 0xffffff) / 2^24
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def encode_state(t: torch.Tensor, c: torch.Tensor, C: int = C_DEFAULT) -> torch.
     if t.shape != c.shape:
         raise ValueError(f"expected t and c of one shape, got {tuple(t.shape)} and {tuple(c.shape)}")
     if t.numel() and (int(t.abs().max()) > 1 or int(c.abs().max()) > C - 1):
-        raise ValueError(f"expected t in -1..1 and c in {1 - C}..{C - 1}, got |t| to {int(t.abs().max())}, |c| to {int(c.abs().max())}")
+        highest = f"|t| to {int(t.abs().max())}, |c| to {int(c.abs().max())}"
+        raise ValueError(f"expected t in -1..1 and c in {1 - C}..{C - 1}, got {highest}")
     return ((t.to(torch.int16) + 1) * (2 * C - 1) + c.to(torch.int16) + (C - 1)).to(torch.uint8)
 
 
@@ -53,7 +54,7 @@ def uniform01(x: torch.Tensor) -> torch.Tensor:
 
 
 def stochastic_round(x: torch.Tensor, seed: int | None = None) -> torch.Tensor:
-    """floor(x) + (u < x - floor(x)): an integer with mean x. u is hashed from (seed, flat index); seed None draws one from torch."""
+    """floor(x) + (u < x - floor(x)), of mean x. u hashes (seed, flat index); seed None draws one from torch."""
     if seed is None:
         seed = int(torch.randint(0, 2**32, ()))
     index = torch.arange(x.numel(), device=x.device).reshape(x.shape)
@@ -66,8 +67,8 @@ def weight_to_counter_state(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(scale, t, c) of a dense weight [out, in]: float32 [out, 1], int16 [out, in], int16 [out, in]. Per row:
 
-        kept = |w| > threshold_ratio * mean|w|;  t = sign(w) where kept, else 0
-        scale = max(mean of |w| over kept, 1e-5);  c = clamp(round((w/scale - t)*C), -(C-1), C-1)
+    kept = |w| > threshold_ratio * mean|w|;  t = sign(w) where kept, else 0
+    scale = max(mean of |w| over kept, 1e-5);  c = clamp(round((w/scale - t)*C), -(C-1), C-1)
     """
     C = check_c(C, packed=False)
     if weight.ndim != 2:

@@ -3,7 +3,8 @@
 With everything in float32 and each operation rounded by itself, per row o of n columns:
 
     S(x)   = sum in the one order: 1024 lanes, element j in lane j mod 1024, ascending, then halved 512, 256 ... 1
-    g_sq   = S(g*g) / n;   v' = rms_beta*v + (1 - rms_beta)*g_sq;   denom = max(sqrt(v' or, lagged, v), rms_eps), 1 without RMS
+    g_sq   = S(g*g) / n;   v' = rms_beta*v + (1 - rms_beta)*g_sq
+    denom  = max(sqrt(v' or, lagged, v), rms_eps), or 1 without RMS
     clip   : denom /= min(1, clip / max(sqrt(g_sq*n)/denom, 1e-30))
     grad_s = S(g*t) * (1/sqrt(n));   s' = clamp(s - lr_scale*grad_s, 1e-5, 10)
     k = (lr/denom)*(C/s');   r = s/s';   val = clamp(c*r - g*k, -4C, 4C)
@@ -24,7 +25,10 @@ from memtrain_cl.reference.codes import decode_state, encode_state, hash_u32, un
 
 
 def pack_codes(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 codes [out, in] below 64 -> packed uint8 [out, in/4*3]: bytes of the little-endian number c0 | c1<<6 | c2<<12 | c3<<18."""
+    """uint8 codes [out, in] below 64 -> packed uint8 [out, in/4*3].
+
+    Three bytes are the little-endian number c0 | c1<<6 | c2<<12 | c3<<18.
+    """
     if codes.shape[1] % 4:
         raise ValueError(f"expected in_features divisible by 4 for 6-bit packing, got {codes.shape[1]}")
     c = codes.to(torch.int64).reshape(codes.shape[0], codes.shape[1] // 4, 4)
@@ -86,8 +90,10 @@ def _float32(value: float) -> torch.Tensor:
 
 
 def _sqrt(values: torch.Tensor) -> torch.Tensor:
-    """Correctly rounded float32 roots. torch's own float32 sqrt is off by one place now and then (MKL's vector code); through
-    float64 the result cannot be, since no root of a float32 lies within a few float64 places of a rounding border."""
+    """Correctly rounded float32 roots. torch's own float32 sqrt is off by one place now and then (MKL's vector code);
+    through float64 the result cannot be, since no root of a float32 lies within a few float64 places of a rounding
+    border.
+    """
     return torch.sqrt(values.to(torch.float64)).to(torch.float32)
 
 
@@ -105,9 +111,9 @@ def counter_update_(
 ) -> None:
     """One update in place of rows row_offset .. row_offset+R of a layer, from grad_w float32 [R, in].
 
-    state uint8 [out, in] or packed [out, in/4*3]; scale, v float32 [out, 1] (v None without RMS); totals int64 [3] gains the
-    counters moved, the ternary weights changed, the rows skipped. seed: the step's, uint32. index_base: the index of the
-    tile's first element in the layer (row_offset*in by default), which the rounding hashes.
+    state uint8 [out, in] or packed [out, in/4*3]; scale, v float32 [out, 1] (v None without RMS); totals int64 [3]
+    gains the counters moved, the ternary weights changed, the rows skipped. seed: the step's, uint32. index_base: the
+    index of the tile's first element in the layer (row_offset*in by default), which the rounding hashes.
     """
     rows, n = grad_w.shape
     C = rule.C
@@ -166,7 +172,7 @@ def counter_update_hashsr(
     lagged: bool = False,
     clip: float = 0.0,
 ) -> torch.Tensor:
-    """New codes uint8 [out, in] of one update; scale and v [out, 1] change in place (the published function's signature)."""
+    """New codes uint8 [out, in] of one update; scale and v [out, 1] change in place (the published signature)."""
     rule = CounterRule(C, False, lr, lr_scale, rms_beta, rms_eps, lagged=lagged, clip=clip)
     result = codes.clone()
     counter_update_(result, scale, v, grad_w, torch.zeros(3, dtype=torch.int64), rule, seed=seed)

@@ -1,8 +1,8 @@
 """Products with counter weights in torch: the weight is decoded to dense, so this is the simple way, not the small one.
 
-    forward      y      = x @ (scale*t)^T           x [M, in]      -> [M, out]
-    grad_input   grad_x = grad_out @ (scale*t)      grad_out [M, out] -> [M, in]
-    grad_weight  grad_w = grad_out[:, rows]^T @ x   -> [R, in]
+forward      y      = x @ (scale*t)^T           x [M, in]      -> [M, out]
+grad_input   grad_x = grad_out @ (scale*t)      grad_out [M, out] -> [M, in]
+grad_weight  grad_w = grad_out[:, rows]^T @ x   -> [R, in]
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def counter_backward_(
     needs_grad_input: bool = True,
     tile_rows: int = 0,
 ) -> torch.Tensor | None:
-    """A layer's whole backward: grad_x by the old weight (None when not needed), then the update of state, scale and v in place.
+    """A layer's whole backward: grad_x by the old weight (None when not needed), then the update in place.
 
-    x [M, in], grad_out [M, out], float32. seed None: no update. tile_rows bounds the gradient alive to [tile_rows, in]; 0: whole.
+    x [M, in], grad_out [M, out], float32. seed None: no update. tile_rows bounds the gradient alive to [tile_rows, in];
+    0: whole.
     """
     out, n = state.shape[0], x.shape[1]
     grad_x = counter_grad_input(grad_out, state, scale, n, C=rule.C, packed=rule.packed) if needs_grad_input else None
