@@ -84,7 +84,9 @@ def prepare() -> None:
                 content = source.read_text().strip()
                 beside = source.parent / content
                 text = str(beside) if not os.path.isabs(content) and beside.exists() else content
-                (folder / f"{number:02d}-{source.name}").write_text(text + "\n")
+                # A child process inherits the parent's folder, which names Intel's library already.
+                if text != str(library):
+                    (folder / f"{number:02d}-{source.name}").write_text(text + "\n")
         (folder / "intel-cpu.icd").write_text(f"{library}\n")
         os.environ["OCL_ICD_VENDORS"] = str(folder)
 
