@@ -84,9 +84,9 @@ void counter_update(__global uchar *state, __global float *scale, __global float
         const uint vector_end = (low + n < low) ? 0 : n / 8 * 8;
         uint8 moved = (uint8)(0);
         uint8 flipped = (uint8)(0);
-        const uint8 lane = (uint8)(0, 1, 2, 3, 4, 5, 6, 7);
-        for (uint j = 0; j < vector_end; j += 8) {
-            const uint8 inner = hash_u32_8((low + j + lane) ^ salt);
+        uint8 at_8 = low + (uint8)(0, 1, 2, 3, 4, 5, 6, 7);
+        for (uint j = 0; j < vector_end; j += 8, at_8 += 8) {
+            const uint8 inner = hash_u32_8(at_8 ^ salt);
             const float8 g = vload8(0, grad + j);
             const uint8 codes = ${"cc_load_8(row + j / 4 * 3)" if PACKED else "convert_uint8(vload8(0, row + j))"};
             const uint8 ticked = tick_8(codes, g, step.k, step.r, seed ^ inner, &moved, &flipped);

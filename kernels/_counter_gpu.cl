@@ -1,6 +1,9 @@
 // GPU shape of the row kernels: a work-group of WG_SIZE items a row. Item i owns the groups of four columns i, i + WG_SIZE, ...;
 // the first HELD of them stay in registers between the sums and the ticks, longer rows read the rest a second time.
 //
+// STAGED = 1 (packed rows of whole words that HELD covers): the row's packed bytes pass through local memory, so that global
+// memory sees whole words, read once and written once.
+//
 // Lanes: group q holds lanes 4q..4q+3 mod 1024, so with SLOTS = 256/WG_SIZE an item keeps SLOTS float4 of lanes, group m of the
 // item in slot m mod SLOTS.
 <%
@@ -40,7 +43,35 @@ inline float2 reduce_lanes(Lanes *lanes, __local float4 *sq, __local float4 *gt)
     return sums;
 }
 
+% if STAGED:
+// The 24-bit group at byte 3*q of staged words.
+inline uint staged_group(const __local uint *staged, uint q) {
+    const uint word = 3 * q / 4;
+    return (uint)(as_ulong((uint2)(staged[word], staged[word + 1])) >> (3 * q % 4 * 8));
+}
+
+inline void stage_group(__local uint *staged, uint q, uint group) {
+    __local uchar *bytes = (__local uchar *)staged + 3 * q;
+    bytes[0] = (uchar)group;
+    bytes[1] = (uchar)(group >> 8);
+    bytes[2] = (uchar)(group >> 16);
+}
+% endif
+
+<%def name="stage_row()">
+% if STAGED:
+    __local uint staged[${WG_SIZE * HELD * 3 // 4 + 1}];
+    const uint words = n / 16 * 3;
+    for (uint w = lid; w < words; w += ${WG_SIZE}) staged[w] = ((const __global uint *)row)[w];
+    if (lid == 0) staged[words] = 0;
+    barrier(CLK_LOCAL_MEM_FENCE);
+% endif
+</%def>
+
+<%def name="word_at(q)">${f"staged_group(staged, {q})" if STAGED else f"load_word_4(row, {q}, n)"}</%def>
+
 <%def name="gather(keep)">
+    ${stage_row()}
     // Reads the row once and adds it to the lanes${", keeping its first HELD groups" if keep else ""}.
     const uint groups = (n + 3) / 4;
     Lanes lanes;
@@ -55,10 +86,10 @@ inline float2 reduce_lanes(Lanes *lanes, __local float4 *sq, __local float4 *gt)
         if (q < groups) {
 % if keep:
             held_grad[m] = load_grad_4(grad, q, n);
-            held_codes[m] = load_codes_4(row, q, n);
-            add_group(&lanes, m % ${SLOTS}, held_grad[m], held_codes[m]);
+            held_words[m] = ${word_at('q')};
+            add_group(&lanes, m % ${SLOTS}, held_grad[m], word_codes(held_words[m]));
 % else:
-            add_group(&lanes, m % ${SLOTS}, load_grad_4(grad, q, n), load_codes_4(row, q, n));
+            add_group(&lanes, m % ${SLOTS}, load_grad_4(grad, q, n), word_codes(${word_at('q')}));
 % endif
         }
     }
@@ -106,7 +137,7 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
 % endif
         events += moved.x + moved.y + moved.z + moved.w;
         flips += flipped.x + flipped.y + flipped.z + flipped.w;
-        store_codes_4(row, q, n, ticked);
+        ${'stage_group(staged, q, cc_pack4(ticked));' if STAGED else 'store_codes_4(row, q, n, ticked);'}
 </%def>
 
 // One step of the tile's rows. `first_row` is the tile's place in state, scale and v; `index_base` the index of its first
@@ -129,7 +160,7 @@ void counter_update(__global uchar *state, __global float *scale, __global float
     __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
     const __global float *grad = grad_w + (size_t)tile_row * n;
     float4 held_grad[${HELD}];
-    uint4 held_codes[${HELD}];
+    uint held_words[${HELD}];
     ${gather(True)}
     const float2 sums = reduce_lanes(&lanes, unit_sq, unit_gt);
     if (lid == 0) {
@@ -160,7 +191,7 @@ void counter_update(__global uchar *state, __global float *scale, __global float
         for (uint m = 0; m < ${HELD}; m++) {
             const uint q = lid + ${WG_SIZE} * m;
             if (q < groups) {
-                ${tick_group("held_grad[m]", "held_codes[m]")}
+                ${tick_group("held_grad[m]", "word_codes(held_words[m])")}
             }
         }
         for (uint q = lid + ${WG_SIZE * HELD}; q < groups; q += ${WG_SIZE}) {
@@ -170,5 +201,10 @@ void counter_update(__global uchar *state, __global float *scale, __global float
         atomic_add(&shared_flips, flips);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
+% if STAGED:
+    if (!skip) {
+        for (uint w = lid; w < words; w += ${WG_SIZE}) ((__global uint *)row)[w] = staged[w];
+    }
+% endif
     if (lid == 0) count_row(totals, shared_events, shared_flips, skip);
 }

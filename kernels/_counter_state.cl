@@ -1,15 +1,21 @@
 // How a row of counter state lies in memory: four codes at columns 4q..4q+3, in 6-bit or byte storage.
 // Needs: PACKED, C, VECTOR_WIDTHS, _code6.cl.
 <%! ROW_BYTES = {0: "n", 1: "n / 4 * 3"} %>
-inline uint4 load_codes_4(const __global uchar *row, uint q, uint n) {
+
+// Four codes as they are stored, in one word: a 24-bit group, or four bytes.
+inline uint load_word_4(const __global uchar *row, uint q, uint n) {
 % if PACKED:
-    return cc_unpack4(cc_load_group(row + 3 * (size_t)q));
+    return cc_load_group(row + 3 * (size_t)q);
 % else:
     const uint j = 4 * q;
-    if (j + 4 <= n) return convert_uint4(vload4(q, row));
-    return (uint4)(row[j], j + 1 < n ? row[j + 1] : 0, j + 2 < n ? row[j + 2] : 0, 0);
+    if (j + 4 <= n) return as_uint(vload4(q, row));
+    return (uint)row[j] | (j + 1 < n ? (uint)row[j + 1] << 8 : 0u) | (j + 2 < n ? (uint)row[j + 2] << 16 : 0u);
 % endif
 }
+
+inline uint4 word_codes(uint word) { return ${"cc_unpack4(word)" if PACKED else "convert_uint4(as_uchar4(word))"}; }
+
+inline uint4 load_codes_4(const __global uchar *row, uint q, uint n) { return word_codes(load_word_4(row, q, n)); }
 
 inline void store_codes_4(__global uchar *row, uint q, uint n, uint4 codes) {
 % if PACKED:

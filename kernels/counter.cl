@@ -1,4 +1,4 @@
-// Counter weights: pack, unpack, decode to dense, row statistics, and the update of one step.
+// Counter weights: row statistics, and the update of one step.
 //
 // state   uchar [rows, in/4*3] packed 6-bit codes, or [rows, in] codes (PACKED = 0)
 // scale, v, grad_w   float32 [rows], [rows], [rows of the tile, in]
@@ -8,6 +8,7 @@
 // Launched by memtrain_cl/ops/counter.py.
 // Constants: C, PACKED, GPU; ALIGNED (grad_w's rows begin on 16 bytes); WG_SIZE (items a row) and HELD (groups of four an item keeps in registers, a multiple of
 // 256/WG_SIZE in rows of more groups than items), both read by GPU = 1 only;
+// STAGED (see _counter_gpu.cl);
 // LAGGED, USE_RMS, CLIP, CLIPPED_SCALE.
 #pragma OPENCL FP_CONTRACT OFF
 
@@ -24,53 +25,6 @@ inline float4 load_grad_4(const __global float *row, uint q, uint n) {
     const uint j = 4 * q;
     if (j + 4 <= n) return ${"((const __global float4 *)row)[q]" if ALIGNED else "vload4(q, row)"};
     return (float4)(row[j], j + 1 < n ? row[j + 1] : 0.0f, j + 2 < n ? row[j + 2] : 0.0f, 0.0f);
-}
-
-// ---- codecs -------------------------------------------------------------------------------------------------------------
-
-// codes uchar [4*groups] -> packed uchar [3*groups]; a work-item owns `per` groups in a row.
-__kernel void pack_codes(const __global uchar *codes, __global uchar *packed, const ulong groups, const ulong per) {
-    const ulong first = get_global_id(0) * per;
-    const ulong last = min(first + per, groups);
-    ulong q = first;
-% if not GPU:
-    for (; q + 2 <= last; q += 2) cc_store_8(packed + 3 * q, convert_uint8(vload8(0, codes + 4 * q)) & 63u);
-% endif
-    for (; q < last; q++) cc_store_group(packed + 3 * q, cc_pack4(convert_uint4(vload4(q, codes)) & 63u));
-}
-
-// packed uchar [3*groups] -> codes uchar [4*groups]; a work-item owns `per` groups in a row.
-__kernel void unpack_codes(const __global uchar *packed, __global uchar *codes, const ulong groups, const ulong per) {
-    const ulong first = get_global_id(0) * per;
-    const ulong last = min(first + per, groups);
-    ulong q = first;
-% if not GPU:
-    for (; q + 2 <= last; q += 2) vstore8(convert_uchar8(cc_load_8(packed + 3 * q)), 0, codes + 4 * q);
-% endif
-    for (; q < last; q++) vstore4(convert_uchar4(cc_unpack4(cc_load_group(packed + 3 * q))), q, codes);
-}
-
-// dense float32 [rows, n] = scale[row] * t; a work-item owns `per` groups of four of the row get_global_id(1).
-__kernel void decode_dense(const __global uchar *state, const __global float *scale, __global float *dense, const uint n, const uint per) {
-    const size_t o = get_global_id(1);
-    const uint groups = (n + 3) / 4;
-    const uint first = get_global_id(0) * per;
-    const uint last = min(first + per, groups);
-    const float s = scale[o];
-    const __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
-    __global float *target = dense + o * (size_t)n;
-    for (uint q = first; q < last; q++) {
-        const uint4 codes = load_codes_4(row, q, n);
-        const float4 w = s * code_ternary_4(${centred("codes", 4)});
-        const uint j = 4 * q;
-        if (j + 4 <= n) {
-            vstore4(w, q, target);
-        } else {
-            target[j] = w.x;
-            if (j + 1 < n) target[j + 1] = w.y;
-            if (j + 2 < n) target[j + 2] = w.z;
-        }
-    }
 }
 
 // ---- one row's part of the update ---------------------------------------------------------------------------------------

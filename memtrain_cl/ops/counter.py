@@ -20,19 +20,18 @@ from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import RowShape, flat_shape, groups_share_rows, row_shape
 
 
-def _kernel(
-    device: Device, name: str, rule: CounterRule, shape: RowShape | None = None, *, aligned: bool = False
-) -> Kernel:
+def _row_kernel(device: Device, name: str, rule: CounterRule, shape: RowShape, grad_w: DeviceArray) -> Kernel:
     return get_kernel(
         device,
         "counter",
         name,
         C=rule.C,
         PACKED=int(rule.packed),
-        GPU=shape.gpu if shape else int(groups_share_rows(device.info)),
-        ALIGNED=int(aligned),
-        WG_SIZE=shape.wg_size if shape else 1,
-        HELD=shape.held if shape else 1,
+        GPU=shape.gpu,
+        ALIGNED=int(rows_aligned(grad_w, grad_w.shape[1])),
+        WG_SIZE=shape.wg_size,
+        HELD=shape.held,
+        STAGED=shape.staged,
         LAGGED=int(rule.lagged and rule.use_rms),
         USE_RMS=int(rule.use_rms),
         CLIP=int(rule.clip > 0),
@@ -40,19 +39,31 @@ def _kernel(
     )
 
 
-def _codec_rule(C: int, packed: bool) -> CounterRule:
-    return CounterRule(C, packed, lr=0.0, lr_scale=0.0)
+def _codec_kernel(device: Device, name: str, *, words: bool = False, C: int = 1, packed: bool = True) -> Kernel:
+    gpu = int(groups_share_rows(device.info))
+    return get_kernel(device, "codec", name, GPU=gpu, WORDS=int(words), C=C, PACKED=int(packed))
 
 
-def _flat_codec(name: str, source: torch.Tensor, target_shape: tuple[int, int], groups: int) -> torch.Tensor:
+def _state_shape(device: Device, state: DeviceArray, rows: int, n: int, rule: CounterRule) -> RowShape:
+    words = rule.packed and n % 16 == 0 and state.alignment >= 4
+    return row_shape(device.info, rows, n, packed_words=words)
+
+
+def launch_codec(device: Device, name: str, source: DeviceArray, target: DeviceArray, groups: int) -> None:
+    """Enqueue pack_codes or unpack_codes over groups of four codes; nothing waits."""
+    words = groups_share_rows(device.info) and groups % 4 == 0 and min(source.alignment, target.alignment) >= 16
+    global_size, per = ((groups // 4,), 4) if words else flat_shape(device.info, groups)
+    kernel = _codec_kernel(device, name, words=words)
+    kernel(global_size, None, source, target, np.uint64(groups), np.uint64(per))
+
+
+def _codec(name: str, source: torch.Tensor, target_shape: tuple[int, int], groups: int) -> torch.Tensor:
     if groups == 0:
         return torch.empty(target_shape, dtype=torch.uint8)
     device = ready_device()
     with Crossing(device) as cross:
         result, target = cross.output(target_shape, torch.uint8)
-        global_size, per = flat_shape(device.info, groups)
-        kernel = _kernel(device, name, _codec_rule(1, True))
-        kernel(global_size, None, cross.read(source), target, np.uint64(groups), np.uint64(per))
+        launch_codec(device, name, cross.read(source), target, groups)
     return result
 
 
@@ -60,14 +71,14 @@ def pack_codes(codes: torch.Tensor) -> torch.Tensor:
     """uint8 codes [out, in] (the low six bits count) -> packed uint8 [out, in/4*3]; in % 4 != 0 is a ValueError."""
     require_tensor("codes", codes, torch.uint8, (None, None))
     out, n = codes.shape
-    return _flat_codec("pack_codes", codes, (out, packed_row_bytes(n)), out * n // 4)
+    return _codec("pack_codes", codes, (out, packed_row_bytes(n)), out * n // 4)
 
 
 def unpack_codes(packed: torch.Tensor, in_features: int) -> torch.Tensor:
     """packed uint8 [out, in/4*3] -> uint8 codes [out, in_features]."""
     require_tensor("packed", packed, torch.uint8, (None, packed_row_bytes(in_features)))
     out = packed.shape[0]
-    return _flat_codec("unpack_codes", packed, (out, in_features), out * in_features // 4)
+    return _codec("unpack_codes", packed, (out, in_features), out * in_features // 4)
 
 
 def decode_dense(state: torch.Tensor, scale: torch.Tensor, in_features: int, *, C: int, packed: bool) -> torch.Tensor:
@@ -81,7 +92,7 @@ def decode_dense(state: torch.Tensor, scale: torch.Tensor, in_features: int, *, 
         result, target = cross.output((out, n))
         groups = -(-n // 4)
         per = 1 if groups_share_rows(device.info) else groups
-        kernel = _kernel(device, "decode_dense", _codec_rule(C, packed))
+        kernel = _codec_kernel(device, "decode_dense", C=C, packed=packed)
         kernel(
             (-(-groups // per), out), None, cross.read(state), cross.read(scale), target, np.uint32(n), np.uint32(per)
         )
@@ -97,21 +108,13 @@ def row_statistics(state: torch.Tensor, grad_w: torch.Tensor, *, C: int, packed:
     if rows * n == 0:
         return torch.zeros((rows, 2))
     device = ready_device()
-    shape = row_shape(device.info, rows, n)
     with Crossing(device) as cross:
         result, sums = cross.output((rows, 2))
-        grad = cross.read(grad_w)
-        kernel = _kernel(device, "row_statistics", _codec_rule(C, packed), shape, aligned=rows_aligned(grad, n))
-        kernel(
-            shape.global_size,
-            shape.local_size,
-            cross.read(state),
-            grad,
-            sums,
-            np.uint32(n),
-            np.uint32(rows),
-            np.uint32(shape.per),
-        )
+        codes, grad = cross.read(state), cross.read(grad_w)
+        rule = CounterRule(C, packed, lr=0.0, lr_scale=0.0)
+        shape = _state_shape(device, codes, rows, n, rule)
+        kernel = _row_kernel(device, "row_statistics", rule, shape, grad)
+        kernel(shape.global_size, shape.local_size, codes, grad, sums, np.uint32(n), np.uint32(rows), np.uint32(shape.per))
     return result
 
 
@@ -135,8 +138,8 @@ def launch_update(
 ) -> None:
     """Enqueue the update of the tile whose gradient is grad_w [R, in]; everything is on the device, nothing waits."""
     rows, n = grad_w.shape
-    shape = row_shape(device.info, rows, n)
-    kernel = _kernel(device, "counter_update", rule, shape, aligned=rows_aligned(grad_w, n))
+    shape = _state_shape(device, state, rows, n, rule)
+    kernel = _row_kernel(device, "counter_update", rule, shape, grad_w)
     # Host scalars are float64 until here and rounded to float32 once: part of the rule.
     reals = (rule.lr, rule.lr_scale, rule.rms_beta, 1.0 - rule.rms_beta, rule.rms_eps, rule.clip, 1.0 / math.sqrt(n))
     kernel(
