@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -69,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the process's) and returns the exit code. Unusable input is one sentence
     on stderr.
     """
+    # Some drivers talk about every program that they build; failed builds raise errors of their own.
+    warnings.filterwarnings("ignore", message="Non-empty compiler output encountered")
     logging.basicConfig(level=logging.WARNING, format="memtrain-cl: %(message)s")
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,44 +17,36 @@ class LinearKind(StrEnum):
     dense = "dense"
 
 
-def _option(help_text: str, default: Any, *names: str, metavar: str | None = None) -> Any:
-    """An option whose default is None, to tell what the user gave from what they left; `default` is what --help
-    shows.
-    """
-    return typer.Option(*names, help=help_text, show_default=str(default), metavar=metavar)
-
-
 def train(
+    ctx: typer.Context,
     more_text: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PATH]...", help="Further paths after --text.", show_default=False)
+        list[Path] | None, typer.Argument(metavar="PATH", help="Further paths after --text.", show_default=False)
     ] = None,
     text: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="PATH...", help="Text files or folders.", show_default="source of Python's standard library"
-        ),
+        typer.Option(metavar="PATH...", help="Text files or folders.", show_default="Python's standard library"),
     ] = None,
-    steps: Annotated[int | None, _option("Training steps.", 600)] = None,
-    layers: Annotated[int | None, _option("Blocks of the model.", 4)] = None,
-    dim: Annotated[int | None, _option("Width of the model.", 256)] = None,
-    heads: Annotated[int | None, _option("Attention heads.", 4)] = None,
-    seq: Annotated[int | None, _option("Bytes of context.", 256)] = None,
-    batch: Annotated[int | None, _option("Sequences a step.", 8)] = None,
-    lr: Annotated[float | None, _option("Peak rate of AdamW.", 2e-3)] = None,
-    counter_lr: Annotated[float | None, _option("Peak rate of the counter layers.", 3e-3)] = None,
-    C: Annotated[int | None, _option("Carry radix of the counters, 1 to 11.", 11, "--C")] = None,
-    device: Annotated[str | None, _option("OpenCL device: index or part of its name.", "the best there is")] = None,
-    linear: Annotated[LinearKind | None, _option("Kind of the linear layers.", "counter")] = None,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 600,
+    layers: Annotated[int, typer.Option(help="Blocks of the model.")] = 4,
+    dim: Annotated[int, typer.Option(help="Width of the model.")] = 256,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
+    seq: Annotated[int, typer.Option(help="Bytes of context.")] = 256,
+    batch: Annotated[int, typer.Option(help="Sequences a step.")] = 8,
+    lr: Annotated[float, typer.Option(help="Peak rate of AdamW.")] = 2e-3,
+    counter_lr: Annotated[float, typer.Option(help="Peak rate of the counter layers.")] = 3e-3,
+    C: Annotated[int, typer.Option("--C", help="Carry radix of the counters, 1 to 11.")] = 11,
+    device: Annotated[
+        str | None, typer.Option(help="OpenCL device: index or part of its name.", show_default="the best there is")
+    ] = None,
+    linear: Annotated[LinearKind, typer.Option(help="Kind of the linear layers.")] = LinearKind.counter,
     freeze_counters: Annotated[
         bool,
         typer.Option(
             "--freeze-counters", help="Control run: counter layers keep their first weights, the rest learns."
         ),
     ] = False,
-    seed: Annotated[int | None, _option("Rules first weights, batches and rounding.", 0)] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for model, checkpoint, metrics and plot.")] = Path(
-        "runs/train"
-    ),
+    seed: Annotated[int, typer.Option(help="Rules first weights, batches and rounding.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for all files of the run.")] = Path("runs/train"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint in --out, with its options.")
     ] = False,
@@ -62,11 +54,11 @@ def train(
 ) -> None:
     """Train a byte-level language model whose linear weights are 6-bit counters, and export it.
 
-    Writes model.safetensors, checkpoint.pt, metrics.jsonl, loss.png and summary.json to --out. Ctrl-C saves; --resume
-    goes on.
+    Writes model.safetensors, checkpoint.pt, metrics.jsonl, loss.png and summary.json to --out.
+    Ctrl-C saves; --resume goes on.
     """
-    given = {
-        "text": tuple(str(path.absolute()) for path in [*(text or []), *(more_text or [])]) or None,
+    options = {
+        "text": tuple(str(path.absolute()) for path in [*(text or []), *(more_text or [])]),
         "steps": steps,
         "layers": layers,
         "dim": dim,
@@ -76,11 +68,12 @@ def train(
         "lr": lr,
         "counter_lr": counter_lr,
         "C": C,
-        "linear": None if linear is None else linear.value,
-        "freeze_counters": freeze_counters or None,
+        "linear": linear.value,
+        "freeze_counters": freeze_counters,
         "seed": seed,
     }
-    flags = {name: value for name, value in given.items() if value is not None}
+    given = {name for name in ctx.params if _is_given(ctx, name)} | ({"text"} if more_text else set())
+    flags = {name: value for name, value in options.items() if name in given}
     from memtrain_cl.device import get_device, use_device
     from memtrain_cl.lm.run import Interrupted, plan_run, run_training
 
@@ -97,10 +90,19 @@ def train(
     if not quiet:
         from rich.console import Console
 
-        Console(markup=False, highlight=False).print(summary.table())
+        console = Console(markup=False, highlight=False)
+        if not console.is_terminal:
+            console.width = 120  # rich takes 80 for a pipe, and would fold every second line
+        console.print(summary.table())
     if summary.export_differs:
         typer.echo(
             f"memtrain-cl: the exported file differs from the live state in {', '.join(summary.export_differs)}",
             err=True,
         )
         raise typer.Exit(1)
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether the user wrote the option; what they left out is the run's own when it is resumed."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

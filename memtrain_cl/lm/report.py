@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memtrain_cl.lm.model import linear_layers
+from memtrain_cl.lm.model import counter_layers, linear_layers
 
 DENSE_BYTES = 12.0  # float32 weight 4, and AdamW's two float32 moments 8
 _LINE_EVERY_SECONDS = 15.0  # where no bar can be drawn
@@ -52,13 +52,10 @@ def _features(layer: nn.Module) -> int:
 
 
 def _bytes_of(module: nn.Module, optimizer: Optimizer) -> int:
+    counters = (value for layer in counter_layers(module) for value in layer.published_state_dict().values())
     parameters = list(module.parameters())
     moments = (value for p in parameters for value in optimizer.state.get(p, {}).values() if isinstance(value, Tensor))
-    return _nbytes(parameters) + _nbytes(module.buffers()) + _nbytes(moments)
-
-
-def _nbytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(t.numel() * t.element_size() for t in (*counters, *parameters, *moments))
 
 
 def peak_rss() -> int | None:

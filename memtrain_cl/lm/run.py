@@ -85,7 +85,8 @@ def plan_run(out: Path, flags: Mapping[str, Any], *, resume: bool) -> tuple[Trai
     if not resume:
         if path.exists() and not (out / SUMMARY).exists():
             raise ValueError(
-                f"expected an --out without an unfinished run, got one in {out}: add --resume to go on, or delete {path}"
+                f"expected an --out without an unfinished run, got one in {out}: "
+                f"add --resume to go on with it, or delete {path}"
             )
         return TrainConfig().with_flags(flags), None
     if not path.exists():

@@ -25,6 +25,15 @@ VALIDATION_WINDOWS = 256
 _VALIDATION_BATCH = 16
 
 
+def schedule(step: int) -> float:
+    """Share of the peak rates at `step` (from 0): linear warm-up, then the inverse square root of the step.
+
+    It does not depend on the number of steps, so a run that is stopped, or lengthened later, takes the steps of one
+    that went through.
+    """
+    return min((step + 1) / WARM_UP_STEPS, math.sqrt(WARM_UP_STEPS / (step + 1)))
+
+
 class Trainer:
     """A run of `config` over `corpus`. `ops` is the counter layers' backend (None: OpenCL).
 
