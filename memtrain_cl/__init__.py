@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memtrain_cl import nn, ops, reference
-    from memtrain_cl.array import DeviceArray
+    from memtrain_cl.array import DeviceArray, from_dlpack
     from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_device
     from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, UnsupportedDevice
     from memtrain_cl.formats import C_DEFAULT
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "memtrain_cl.array": ("DeviceArray",),
+    "memtrain_cl.array": ("DeviceArray", "from_dlpack"),
     "memtrain_cl.device": ("Device", "DeviceInfo", "devices", "get_device", "use_device"),
     "memtrain_cl.errors": ("BuildError", "CorruptFile", "MemtrainError", "UnsupportedDevice"),
     "memtrain_cl.formats": ("C_DEFAULT",),
@@ -49,6 +49,7 @@ __all__ = [
     "decode_state",
     "devices",
     "encode_state",
+    "from_dlpack",
     "get_device",
     "hash_u32",
     "nn",

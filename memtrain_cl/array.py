@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memtrain_cl.device import Device
+from memtrain_cl import dlpack
+from memtrain_cl.device import Device, get_device, opened_devices
 from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.runtimes import import_pyopencl
 
@@ -83,12 +84,15 @@ class DeviceArray:
     def map_host(self, *, write: bool = False) -> np.ndarray:
         """The data as a NumPy array over the shared memory itself; waits for the kernels before it.
 
-        Raises BufferError where the device does not share the host's memory.
+        The memory counts as the host's until the array is gone: launch no kernel that writes to it before. Raises
+        BufferError where the device does not share the host's memory, and for `write` on a read-only array.
         """
         if not self.shares_host:
             raise BufferError(
                 f"{self.device.info.name} does not share the host's memory; use .numpy() or .to_torch() for a copy"
             )
+        if write and self.readonly:
+            raise BufferError("expected an array that may be written, got a read-only one")
         if self.buffer is None:
             return np.empty(self.shape, self.dtype)
         cl = import_pyopencl()
@@ -97,7 +101,18 @@ class DeviceArray:
         mapped, _ = cl.enqueue_map_buffer(
             self.device.queue, self.buffer, flags, 0, self.shape, self.dtype, is_blocking=True
         )
-        return mapped  # type: ignore[no-any-return]
+        # pyopencl's mapping keeps the buffer, but not the host memory that a buffer may lie over.
+        return np.asarray(dlpack.Held(mapped.ctypes.data, self.shape, self.dtype, not write, (mapped, self)))
+
+    def copy(self) -> DeviceArray:
+        """The same data in memory of its own on the same device."""
+        result = empty(self.device, self.shape, self.dtype)
+        if self.buffer is not None:
+            self.device.check_process()
+            import_pyopencl().enqueue_copy(
+                self.device.queue, result.buffer, self.buffer, src_offset=0, dst_offset=0, byte_count=self.nbytes
+            )
+        return result
 
     def to_torch(self) -> Any:
         """A torch CPU tensor: over the same memory where it is shared, else a copy."""
@@ -106,8 +121,6 @@ class DeviceArray:
         return torch.from_numpy(self.map_host(write=True) if self.shares_host and not self.readonly else self.numpy())
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        from memtrain_cl import dlpack
-
         return dlpack.device_of(self)
 
     def __dlpack__(
@@ -118,8 +131,6 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        from memtrain_cl import dlpack
-
         return dlpack.export(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __repr__(self) -> str:
@@ -137,14 +148,13 @@ def check_allocation(device: Device, nbytes: int) -> None:
 
 def empty(device: Device, shape: Sequence[int], dtype: npt.DTypeLike) -> DeviceArray:
     """An uninitialised array on the device."""
-    array = DeviceArray(device, None, shape, dtype)
+    array = DeviceArray(device, None, shape, dtype, shares_host=device.info.unified_memory)
     if array.nbytes:
         check_allocation(device, array.nbytes)
         cl = import_pyopencl()
         # Memory that the host can map without a copy where the two share it.
         flags = cl.mem_flags.READ_WRITE | (cl.mem_flags.ALLOC_HOST_PTR if device.info.unified_memory else 0)
         array.buffer = cl.Buffer(device.context, flags, array.nbytes)
-        array.shares_host = device.info.unified_memory
     return array
 
 
@@ -157,6 +167,10 @@ def from_numpy(device: Device, values: np.ndarray) -> DeviceArray:
     return array
 
 
+def _alignment(address: int) -> int:
+    return min(address & -address, 128) if address else 128
+
+
 def wrap_host(device: Device, values: np.ndarray, *, owner: Any = None) -> DeviceArray:
     """An array over `values`' own memory (zero-copy); only for devices that share the host's memory.
 
@@ -167,7 +181,6 @@ def wrap_host(device: Device, values: np.ndarray, *, owner: Any = None) -> Devic
     if not values.flags.c_contiguous:
         raise BufferError(f"expected contiguous memory, got strides {values.strides} for shape {values.shape}")
     readonly = not values.flags.writeable
-    address = values.ctypes.data
     array = DeviceArray(
         device,
         None,
@@ -176,7 +189,7 @@ def wrap_host(device: Device, values: np.ndarray, *, owner: Any = None) -> Devic
         owner=(owner, values),
         shares_host=True,
         readonly=readonly,
-        alignment=min(address & -address, 128) if address else 128,
+        alignment=_alignment(values.ctypes.data),
     )
     if array.nbytes:
         check_allocation(device, array.nbytes)
@@ -185,3 +198,78 @@ def wrap_host(device: Device, values: np.ndarray, *, owner: Any = None) -> Devic
         access = cl.mem_flags.READ_ONLY if readonly else cl.mem_flags.READ_WRITE
         array.buffer = cl.Buffer(device.context, access | cl.mem_flags.USE_HOST_PTR, hostbuf=values)
     return array
+
+
+def from_dlpack(source: Any, device: str | int | Device | None = None, *, copy: bool | None = None) -> DeviceArray:
+    """An array over the memory of any object that speaks DLPack, on `device` (default: the source's own if it is one of
+    the opened devices, else the current one).
+
+    copy: None shares the memory where source and device can and copies from the host to a device of its own memory;
+    False raises BufferError instead of copying; True always copies. What its producer calls read-only, or does not call
+    writable because its DLPack is older than version 1, is read-only here. BufferError: memory that is neither the
+    host's nor of the device's context, strides of other than a contiguous array (unless copy=True from the host), a
+    byte offset that the device cannot address.
+    """
+    place = (dlpack.OPENCL, source.device.info.index) if isinstance(source, DeviceArray) else source.__dlpack_device__()
+    if place[0] == dlpack.OPENCL:
+        shared = _from_opencl(source, place, device)
+        return shared.copy() if copy else shared
+    if place[0] not in dlpack.HOST_KINDS:
+        raise BufferError(f"expected memory of the host or of an OpenCL context, got DLPack device type {place[0]}")
+    target = get_device(device)
+    values = np.from_dlpack(source)
+    if copy:
+        return from_numpy(target, values)
+    if not values.flags.c_contiguous:
+        raise BufferError(
+            f"expected contiguous memory, got strides {values.strides} for shape {values.shape}; copy=True takes a copy"
+        )
+    if target.info.unified_memory:
+        return wrap_host(target, values, owner=source)
+    if copy is None:
+        return from_numpy(target, values)
+    raise BufferError(f"{target.info.name} does not share the host's memory, so copy=False is impossible")
+
+
+def _from_opencl(source: Any, place: tuple[int, int], selector: str | int | Device | None) -> DeviceArray:
+    opened = dlpack.open_opencl(source, place)
+    if selector is not None:
+        homes = [get_device(selector)]
+    else:
+        homes = [source.device] if isinstance(source, DeviceArray) else opened_devices()
+    nbytes = math.prod(opened.shape) * opened.dtype.itemsize
+    if nbytes == 0:
+        return empty(homes[0] if homes else get_device(), opened.shape, opened.dtype)
+    cl = import_pyopencl()
+    buffer = cl.Buffer.from_int_ptr(opened.handle, retain=True)
+    home = next((device for device in homes if device.context == buffer.context), None)
+    if home is None:
+        raise BufferError(f"expected memory of the context of {' or '.join(map(str, homes)) or 'an opened device'}")
+    if opened.byte_offset + nbytes > buffer.size:
+        raise BufferError(f"expected {opened.byte_offset} + {nbytes} bytes, got a buffer of {buffer.size}")
+    alignment = 128
+    if buffer.flags & cl.mem_flags.USE_HOST_PTR:
+        alignment = _alignment(buffer.get_host_array((1,), np.uint8).ctypes.data + opened.byte_offset)
+    if opened.byte_offset:
+        # Not every driver refuses what clCreateSubBuffer must refuse.
+        step = max(1, home.handle.mem_base_addr_align // 8)
+        if opened.byte_offset % step:
+            raise BufferError(
+                f"expected a byte offset divisible by {step} on {home.info.name}, got {opened.byte_offset}"
+            )
+        alignment = min(alignment, _alignment(opened.byte_offset))
+        try:
+            buffer = buffer.get_sub_region(opened.byte_offset, nbytes)
+        except cl.Error as error:
+            raise BufferError(f"no part of the capsule's memory can be taken: {error}") from error
+    reachable = cl.mem_flags.USE_HOST_PTR | cl.mem_flags.ALLOC_HOST_PTR
+    return DeviceArray(
+        home,
+        buffer,
+        opened.shape,
+        opened.dtype,
+        owner=opened.owner,
+        shares_host=home.info.unified_memory and bool(buffer.flags & reachable),
+        readonly=opened.readonly or bool(buffer.flags & cl.mem_flags.READ_ONLY),
+        alignment=alignment,
+    )

@@ -311,6 +311,12 @@ def get_device(selector: str | int | Device | None = None) -> Device:
         return _opened[info.index]
 
 
+def opened_devices() -> list[Device]:
+    """The devices that this process has opened so far."""
+    with _lock:
+        return list(_opened.values())
+
+
 @contextlib.contextmanager
 def use_device(selector: str | int | Device) -> Iterator[Device]:
     """Within the block, `get_device()` gives this device (in this thread and in tasks started from it)."""
