@@ -273,15 +273,19 @@ def _from_pyopencl_ctx(value: str) -> DeviceInfo:
     return inside[0]
 
 
-def _choose() -> DeviceInfo:
+def choose() -> tuple[DeviceInfo, str]:
+    """The device that is used when no argument and no `use_device` names one, and why. Opens nothing; the errors of
+    `get_device`.
+    """
     chosen = os.environ.get("MEMTRAIN_CL_DEVICE", "")
     if chosen:
-        return _select(chosen, "MEMTRAIN_CL_DEVICE")
+        return _select(chosen, "MEMTRAIN_CL_DEVICE"), f"MEMTRAIN_CL_DEVICE is {chosen!r}"
     context = os.environ.get("PYOPENCL_CTX", "")
     if context:
-        return _from_pyopencl_ctx(context)
+        return _from_pyopencl_ctx(context), f"PYOPENCL_CTX is {context!r}"
     _require_any()
-    return max(devices(), key=lambda info: (score(info), -info.index))
+    best = max(devices(), key=lambda info: (score(info), -info.index))
+    return best, "GPUs come before CPUs, and Intel's CPU runtime before PoCL"
 
 
 def get_device(selector: str | int | Device | None = None) -> Device:
@@ -297,7 +301,7 @@ def get_device(selector: str | int | Device | None = None) -> Device:
         current = _current.get()
         if current is not None:
             return current
-        info = _choose()
+        info, _ = choose()
     elif isinstance(selector, (str, int)) and not isinstance(selector, bool):
         info = _select(selector, "a device selector")
     else:

@@ -13,6 +13,7 @@ import functools
 import os
 import re
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,10 @@ def _build(device: Device, file: str, name: str, params: Mapping[str, Any]) -> A
             cl = import_pyopencl()
             device.check_process()
             try:
-                _programs[key] = cl.Program(device.context, source).build(options=options)
+                with warnings.catch_warnings():
+                    # A compiler that talks about a program that it built.
+                    warnings.simplefilter("ignore", cl.CompilerWarning)
+                    _programs[key] = cl.Program(device.context, source).build(options=options)
             except cl.Error as error:
                 raise BuildError(
                     f"kernel {name} of {file}.cl did not build on {device.info.label} with {dict(params)}; "

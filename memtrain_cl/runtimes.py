@@ -11,6 +11,7 @@ respected and extended by the Intel runtime.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import shutil
@@ -19,6 +20,8 @@ import tempfile
 import threading
 from pathlib import Path
 from types import ModuleType
+
+import platformdirs
 
 from memtrain_cl.errors import UnsupportedDevice
 
@@ -57,38 +60,65 @@ def _load_intel_dependencies(library: Path) -> None:
 def prepare() -> None:
     """Make pip-installed runtimes visible; idempotent, and a no-op where there is nothing to add.
 
-    Raises nothing for a broken Intel installation: the other drivers must stay usable, so the fault becomes a note.
+    Raises nothing for a broken Intel installation: the other drivers must stay usable, so the fault becomes a note. So
+    does a cache folder that cannot be written, without which pyopencl would not work at all.
     """
     global _prepared
     with _lock:
-        if _prepared:
-            return
-        _prepared = True
-        library = intel_library()
-        if library is None:
-            return
+        if not _prepared:
+            _prepared = True
+            _guard_cache()
+            library = intel_library()
+            if library is not None:
+                _add_intel(library)
+
+
+def _add_intel(library: Path) -> None:
+    try:
+        _load_intel_dependencies(library)
+    except OSError as error:
+        _notes.append(
+            f"Intel's CPU runtime is installed but does not load ({error}); "
+            "mend it with: pip install intel-opencl-rt intel-cmplr-lib-rt"
+        )
+        return
+    user_folder = os.environ.get("OCL_ICD_VENDORS")
+    folder = Path(tempfile.mkdtemp(prefix="memtrain-cl-icd-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for number, source in enumerate(_icd_sources(user_folder)):
         try:
-            _load_intel_dependencies(library)
-        except OSError as error:
-            _notes.append(
-                f"Intel's CPU runtime is installed but does not load ({error}); "
-                "mend it with: pip install intel-opencl-rt intel-cmplr-lib-rt"
-            )
-            return
-        user_folder = os.environ.get("OCL_ICD_VENDORS")
-        folder = Path(tempfile.mkdtemp(prefix="memtrain-cl-icd-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        for number, source in enumerate(_icd_sources(user_folder)):
-            if source.is_file():
-                # A number keeps two files of one name apart; a relative library name inside stays relative to its icd.
-                content = source.read_text().strip()
-                beside = source.parent / content
-                text = str(beside) if not os.path.isabs(content) and beside.exists() else content
-                # A child process inherits the parent's folder, which names Intel's library already.
-                if text != str(library):
-                    (folder / f"{number:02d}-{source.name}").write_text(text + "\n")
-        (folder / "intel-cpu.icd").write_text(f"{library}\n")
-        os.environ["OCL_ICD_VENDORS"] = str(folder)
+            content = source.read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            continue  # the loader skips what it cannot read, too
+        # A number keeps two files of one name apart; a relative library name inside stays relative to its icd.
+        beside = source.parent / content
+        text = str(beside) if not os.path.isabs(content) and beside.exists() else content
+        # A child process inherits the parent's folder, which names Intel's library already.
+        if text != str(library):
+            (folder / f"{number:02d}-{source.name}").write_text(text + "\n")
+    (folder / "intel-cpu.icd").write_text(f"{library}\n")
+    os.environ["OCL_ICD_VENDORS"] = str(folder)
+
+
+def cache_folders() -> list[Path]:
+    """Where pyopencl keeps compiled programs, and the code that launches them, between runs."""
+    return [Path(platformdirs.user_cache_dir(name, name)) for name in ("pyopencl", "pytools")]
+
+
+def _guard_cache() -> None:
+    # Where pyopencl cannot write its cache it ends with an OSError, or with a KeyError for want of this variable.
+    os.environ.setdefault("PYOPENCL_CACHE_FAILURE_FATAL", "")
+    for folder in cache_folders():
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                continue
+        os.environ["PYOPENCL_NO_CACHE"] = "1"
+        _notes.append(
+            f"compiled programs are not kept between runs, because {folder} cannot be written; "
+            "mend it with: export XDG_CACHE_HOME=FOLDER, a folder that can be"
+        )
+        return
 
 
 def import_pyopencl() -> ModuleType:
