@@ -89,7 +89,8 @@ void counter_update(__global uchar *state, __global float *scale, __global float
             const uint8 inner = hash_u32_8(at_8 ^ salt);
             const float8 g = vload8(0, grad + j);
             const uint8 codes = ${"cc_load_8(row + j / 4 * 3)" if PACKED else "convert_uint8(vload8(0, row + j))"};
-            const uint8 ticked = tick_8(codes, g, step.k, step.r, seed ^ inner, &moved, &flipped);
+            const float8 now = tick_8(${centred("codes", 8)}, g, step.k, step.r, seed ^ inner, &moved, &flipped);
+            const uint8 ticked = ${codes_of("now", 8)};
             ${"cc_store_8(row + j / 4 * 3, ticked)" if PACKED else "vstore8(convert_uchar8(ticked), 0, row + j)"};
         }
         for (uint q = vector_end / 4; 4 * q < n; q++) {
@@ -98,7 +99,8 @@ void counter_update(__global uchar *state, __global float *scale, __global float
             for (uint e = 0; e < 4 && 4 * q + e < n; e++) {
                 const uint at = low + 4 * q + e;
                 const uint inner = hash_u32_1(at ^ (at < low ? index_salt(high + 1) : salt));
-                now[e] = tick_1(now[e], grad[4 * q + e], step.k, step.r, seed ^ inner, &events, &flips);
+                const float tick = tick_1(${centred("now[e]", "")}, grad[4 * q + e], step.k, step.r, seed ^ inner, &events, &flips);
+                now[e] = ${codes_of("tick", "")};
             }
             store_codes_4(row, q, n, (uint4)(now[0], now[1], now[2], now[3]));
         }

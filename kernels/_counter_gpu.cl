@@ -117,27 +117,32 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
     if (lid == 0) vstore2(both, o, sums);
 }
 
-<%def name="tick_group(g, codes)">
+<%def name="tick_group(g, word)">
         // The index passes 2^32 inside a row at most once; a group of four may straddle that border only where rows are not
-        // multiples of four long.
+        // multiples of four long. One element at a time: compilers make more of plain conditions than of vector ones.
         const uint at = low + 4 * q;
-        const uint4 index = at + (uint4)(0, 1, 2, 3);
+        const float4 gradient = ${g};
+        const float4 old = ${centred(f"word_codes({word})", 4)};
+        float4 now = old;
+% for e, lane in enumerate("xyzw"):
+        {
+            const uint index = at + ${e};
+            const uint inner = hash_u32_1(index ^ (${"at" if PACKED else "index"} < low ? salt_after : salt));
 % if PACKED:
-        const uint4 inner = hash_u32_4(index ^ (at < low ? salt_after : salt));
+            now.${lane} = tick_1(old.${lane}, gradient.${lane}, k, r, seed ^ inner, &events, &flips);
 % else:
-        const uint4 inner = hash_u32_4(index ^ ((index < low) ? (uint4)(salt_after) : (uint4)(salt)));
+            if (4 * q + ${e} < n) now.${lane} = tick_1(old.${lane}, gradient.${lane}, k, r, seed ^ inner, &events, &flips);
 % endif
-        uint4 moved = (uint4)(0);
-        uint4 flipped = (uint4)(0);
-        const uint4 ticked = tick_4(${codes}, ${g}, k, r, seed ^ inner, &moved, &flipped);
-% if not PACKED:
-        const uint4 inside = (4 * q + (uint4)(0, 1, 2, 3) < n) ? (uint4)(1) : (uint4)(0);
-        moved *= inside;
-        flipped *= inside;
+        }
+% endfor
+% if PACKED:
+        // The 24-bit group as one exact sum; each code is its centred value plus ${3 * C - 2}.
+        const float sum = EXACT_MAD(now.w, 262144.0f, EXACT_MAD(now.z, 4096.0f, EXACT_MAD(now.y, 64.0f, now.x)));
+        const uint group = (uint)(sum + ${(3 * C - 2) * (1 + 64 + 4096 + 262144)}.0f);
+        ${"stage_group(staged, q, group)" if STAGED else "cc_store_group(row + 3 * (size_t)q, group)"};
+% else:
+        store_codes_4(row, q, n, ${codes_of("now", 4)});
 % endif
-        events += moved.x + moved.y + moved.z + moved.w;
-        flips += flipped.x + flipped.y + flipped.z + flipped.w;
-        ${'stage_group(staged, q, cc_pack4(ticked));' if STAGED else 'store_codes_4(row, q, n, ticked);'}
 </%def>
 
 // One step of the tile's rows. `first_row` is the tile's place in state, scale and v; `index_base` the index of its first
@@ -191,11 +196,11 @@ void counter_update(__global uchar *state, __global float *scale, __global float
         for (uint m = 0; m < ${HELD}; m++) {
             const uint q = lid + ${WG_SIZE} * m;
             if (q < groups) {
-                ${tick_group("held_grad[m]", "word_codes(held_words[m])")}
+                ${tick_group("held_grad[m]", "held_words[m]")}
             }
         }
         for (uint q = lid + ${WG_SIZE * HELD}; q < groups; q += ${WG_SIZE}) {
-            ${tick_group("load_grad_4(grad, q, n)", "load_codes_4(row, q, n)")}
+            ${tick_group("load_grad_4(grad, q, n)", "load_word_4(row, q, n)")}
         }
         atomic_add(&shared_events, events);
         atomic_add(&shared_flips, flips);

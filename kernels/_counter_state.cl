@@ -34,6 +34,16 @@ inline void store_codes_4(__global uchar *row, uint q, uint n, uint4 codes) {
 
 <%def name="centred(codes, width)">(convert_float${width}(as_int${width}(${codes})) - ${3 * C - 2}.0f)</%def>
 
+// a*b + c where every step is a small integer, so that fusing changes nothing but the speed.
+#ifdef FP_FAST_FMAF
+#define EXACT_MAD(a, b, c) fma((a), (b), (c))
+#else
+#define EXACT_MAD(a, b, c) ((a) * (b) + (c))
+#endif
+
+// The codes of centred values.
+<%def name="codes_of(centred, width)">as_uint${width}(convert_int${width}(${centred} + ${3 * C - 2}.0f))</%def>
+
 // 1.5 * 2^23: adding and taking it away rounds a small float to the nearest integer on every device.
 #define ROUND_MAGIC 12582912.0f
 
