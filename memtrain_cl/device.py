@@ -7,6 +7,7 @@ before PoCL). Nothing here ever prompts; the pick is logged once.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import logging
@@ -28,6 +29,11 @@ logger = logging.getLogger("memtrain_cl")
 INSTALL_HINT = (
     "install one with: pip install 'memtrain-cl[cpu]' (a CPU runtime from pip), "
     "apt install pocl-opencl-icd (a CPU driver from Debian or Ubuntu), or your GPU vendor's OpenCL driver"
+)
+
+_FORKED = (
+    "before this process was forked and cannot be used here; "
+    "start worker processes with the 'spawn' method, or use OpenCL only in the children"
 )
 
 DeviceType = Literal["gpu", "accelerator", "cpu"]
@@ -91,10 +97,7 @@ class Device:
     def check_process(self) -> None:
         """UnsupportedDevice when this process is a fork of the one that opened the device."""
         if os.getpid() != self._pid:
-            raise UnsupportedDevice(
-                f"the OpenCL device {self.info.name} was opened before this process was forked and cannot be used "
-                "here; start worker processes with the 'spawn' method, or open the device only in the children"
-            )
+            raise UnsupportedDevice(f"the OpenCL device {self.info.name} was opened {_FORKED}")
 
     def synchronize(self) -> None:
         """Wait until every kernel and copy queued so far has ended."""
@@ -111,6 +114,7 @@ class Device:
     @cached_property
     def transfer_queue(self) -> pyopencl.CommandQueue:
         """A second queue, for copies that run beside kernels."""
+        self.check_process()
         queue: pyopencl.CommandQueue = import_pyopencl().CommandQueue(self.context)
         return queue
 
@@ -169,6 +173,17 @@ def _hardware_key(info: DeviceInfo, handle: Any) -> tuple[Any, ...]:
     return (info.type, info.name, info.platform, info.index)
 
 
+def platforms() -> list[tuple[str, str, int]]:
+    """(name, version, number of devices) of every OpenCL platform, also of those without a device."""
+    cl = import_pyopencl()
+    try:
+        found = cl.get_platforms()
+    except cl.Error:
+        return []
+    count = collections.Counter(handle.platform.int_ptr for _, handle in _inventory())
+    return [(platform.name.strip(), platform.version.strip(), count[platform.int_ptr]) for platform in found]
+
+
 def _list_handles() -> list[tuple[Any, Any]]:
     cl = import_pyopencl()
     try:
@@ -188,15 +203,17 @@ def _list_handles() -> list[tuple[Any, Any]]:
 
 _lock = threading.RLock()
 _listed: list[tuple[DeviceInfo, Any]] | None = None
+_listed_by = 0
 _opened: dict[int, Device] = {}
 _current: contextvars.ContextVar[Device | None] = contextvars.ContextVar("memtrain_cl_device", default=None)
 _announced: set[int] = set()
 
 
 def _inventory() -> list[tuple[DeviceInfo, Any]]:
-    global _listed
+    global _listed, _listed_by
     with _lock:
         if _listed is None:
+            _listed_by = os.getpid()
             listed: list[tuple[DeviceInfo, Any]] = []
             seen: dict[tuple[Any, ...], int] = {}
             for index, (platform, handle) in enumerate(_list_handles()):
@@ -206,6 +223,9 @@ def _inventory() -> list[tuple[DeviceInfo, Any]]:
                     info = replace(info, same_hardware_as=first)
                 listed.append((info, handle))
             _listed = listed
+        if _listed_by != os.getpid():
+            # Several drivers start threads when they are listed, and hang in a child that lacks them.
+            raise UnsupportedDevice(f"the OpenCL drivers were loaded {_FORKED}")
         return _listed
 
 
@@ -268,7 +288,8 @@ def _from_pyopencl_ctx(value: str) -> DeviceInfo:
         inside = [info for info in inside if device_text.lower() in info.name.lower()]
     if not inside:
         raise UnsupportedDevice(
-            f"PYOPENCL_CTX expected platform:device, got {value!r}, which matches none of:\n{choices()}"
+            f"PYOPENCL_CTX expected platform:device, each as an index or a part of its name, got {value!r}; "
+            f"the devices are:\n{choices()}"
         )
     return inside[0]
 
