@@ -66,10 +66,14 @@ def render(file: str, params: Mapping[str, Any]) -> str:
         ) from error
 
 
+def relaxed_options() -> list[str]:
+    """Those of PYOPENCL_BUILD_OPTIONS that relax arithmetic."""
+    return [option for option in os.environ.get("PYOPENCL_BUILD_OPTIONS", "").split() if option in _RELAXED]
+
+
 def build_options(device: Device) -> list[str]:
     """Options for this device. BuildError where PYOPENCL_BUILD_OPTIONS asks for relaxed arithmetic."""
-    extra = os.environ.get("PYOPENCL_BUILD_OPTIONS", "")
-    refused = [option for option in _RELAXED if option in extra.split()]
+    refused = relaxed_options()
     if refused:
         raise BuildError(
             f"PYOPENCL_BUILD_OPTIONS holds {' '.join(refused)}, which breaks guards and reproducible results; "
@@ -94,14 +98,14 @@ class Kernel:
             handle = self._of_thread.handle = import_pyopencl().Kernel(self._program, self._name)
         return handle
 
-    def __call__(self, global_size: Sequence[int], local_size: Sequence[int] | None, *args: Any) -> None:
-        """Launch with DeviceArrays (or None for an absent buffer) and NumPy scalars as arguments."""
+    def __call__(self, global_size: Sequence[int], local_size: Sequence[int] | None, *args: Any) -> Any:
+        """Launch with DeviceArrays and NumPy scalars as arguments; the launch's event."""
         self.device.check_process()
         cl = import_pyopencl()
         handle = self._handle()
         try:
             handle.set_args(*(arg.buffer if isinstance(arg, DeviceArray) else arg for arg in args))
-            cl.enqueue_nd_range_kernel(self.device.queue, handle, tuple(global_size), local_size and tuple(local_size))
+            return cl.enqueue_nd_range_kernel(self.device.queue, handle, tuple(global_size), local_size and tuple(local_size))
         except cl.Error as error:
             raise MemtrainError(
                 f"kernel {self.label} did not launch on {self.device.info.name} with global size {tuple(global_size)}, "
