@@ -56,7 +56,8 @@ def assert_same_run(first: Path, second: Path) -> None:
     assert any("exp_avg" in name for name in ours)
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
-    assert (first / run.MODEL).read_bytes() == (second / run.MODEL).read_bytes()
+    for name in (run.MODEL, run.CHECKPOINT):
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("linear", KINDS)
@@ -243,6 +244,17 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path, tiny: dict[str, Any], dama
     path = out / run.CHECKPOINT
     path.write_bytes(path.read_bytes()[:-100] if damage is None else damage)
     with pytest.raises(CorruptFile, match=r"checkpoint\.pt"):
+        plan_run(out, {}, resume=True)
+
+
+def test_one_changed_bit_in_a_checkpoint_is_noticed(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    out = tmp_path / "run"
+    train(out, {**tiny, "linear": "dense", "steps": 1})
+    path = out / run.CHECKPOINT
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 1  # within a weight
+    path.write_bytes(whole)
+    with pytest.raises(CorruptFile, match="checksum"):
         plan_run(out, {}, resume=True)
 
 

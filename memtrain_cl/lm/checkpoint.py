@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import pickle
+import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from memtrain_cl.lm.config import TrainConfig
 FORMAT = 1
 _FIELDS: dict[str, type] = {
     "step": int,
-    "seconds": float,
     "corpus": str,
     "model": dict,
     "optimizer": dict,
@@ -27,11 +27,26 @@ _FIELDS: dict[str, type] = {
 
 
 def save_checkpoint(path: str | os.PathLike[str], config: TrainConfig, state: Mapping[str, Any]) -> None:
-    """Writes `Trainer.state()` and the run's configuration; a kill at any moment leaves the old file or the new one,
-    whole.
+    """Writes `Trainer.state()` and the run's configuration; equal ones make equal bytes.
+
+    A kill at any moment leaves the old file or the new one, whole.
     """
-    with atomic_path(path) as temporary:
-        torch.save({"format": FORMAT, "config": config.to_json(), **state}, temporary)
+    content = _canonical({"format": FORMAT, "config": config.to_json(), **state})
+    # Through a file object, because torch writes a path's name into the file.
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        torch.save(content, file)
+
+
+def _canonical(value: Any) -> Any:
+    """The same value with one object a string and plain containers of its own.
+
+    Pickle writes what it has met before as a reference, so equal states would else make other bytes in a resumed run.
+    """
+    if isinstance(value, dict):
+        return {_canonical(key): _canonical(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_canonical(inner) for inner in value)
+    return sys.intern(value) if type(value) is str else value
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> tuple[TrainConfig, dict[str, Any]]:
@@ -41,11 +56,15 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[TrainConfig, dict[str
     with open(path, "rb"):  # so that a missing or forbidden file is told apart from a broken one
         pass
     try:
+        with zipfile.ZipFile(path) as archive:  # torch does not compare the checksums that it writes
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
         # mmap=False: the file may be replaced while its tensors are still in use.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
-    except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
+    except Exception as error:  # what torch raises for a damaged file depends on where the damage is
         raise CorruptFile(
-            f"{Path(path)}: expected a checkpoint of memtrain-cl train, got a file that torch cannot read"
+            f"{Path(path)}: expected a checkpoint of memtrain-cl train, got a damaged or another file ({error})"
         ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CorruptFile(f"{Path(path)}: expected a checkpoint of format {FORMAT}, got another kind of file")

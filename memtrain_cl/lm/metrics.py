@@ -20,9 +20,9 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, keep: int = 0) -> None:
-        rows = [row for row in read_metrics(path) if row["step"] <= keep] if keep and path.exists() else []
+        self.kept = [row for row in read_metrics(path) if row["step"] <= keep] if keep and path.exists() else []
         with atomic_path(path) as temporary:
-            temporary.write_text("".join(_line(row) for row in rows), encoding="utf-8")
+            temporary.write_text("".join(_line(row) for row in self.kept), encoding="utf-8")
         # A line at a time, so that a reader can follow.
         self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed in __exit__
 

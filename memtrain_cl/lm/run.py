@@ -172,6 +172,8 @@ def _loop(trainer: Trainer, out: Path, stop: StopRequest, console: Console, *, q
         MetricsFile(out / METRICS, keep=trainer.step) as metrics,
         ProgressView(console, config.steps, trainer.step, quiet=quiet) as view,
     ):
+        if metrics.kept:
+            trainer.seconds = float(metrics.kept[-1].get("seconds", 0.0))
         saved = time.monotonic()
         while trainer.step < config.steps and not stop.requested:
             before = trainer.seconds
@@ -191,6 +193,7 @@ def _loop(trainer: Trainer, out: Path, stop: StopRequest, console: Console, *, q
                 trainer.step,
                 loss,
                 tokens_per_second=round(rate, 1),
+                seconds=round(trainer.seconds, 3),
                 lr=lr,
                 counter_lr=counter_lr,
                 peak_rss_bytes=peak_rss(),

@@ -21,7 +21,7 @@ WARM_UP_STEPS = 40
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1  # of AdamW's matrices; gains of norms and counter layers have none
 MAX_GRAD_NORM = 1.0  # over AdamW's parameters
-VALIDATION_WINDOWS = 256
+VALIDATION_WINDOWS = 128
 _VALIDATION_BATCH = 16
 
 
@@ -57,7 +57,7 @@ class Trainer:
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=BETAS, fused=True)
         self.step = 0
-        self.seconds = 0.0
+        self.seconds = 0.0  # spent in steps; not part of the state, which holds nothing that a clock decides
 
     @property
     def tokens_per_step(self) -> int:
@@ -119,7 +119,6 @@ class Trainer:
         """All that a resumed run needs, as tensors and plain values (the data position is the step)."""
         return {
             "step": self.step,
-            "seconds": self.seconds,
             "corpus": self.corpus.fingerprint(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -137,4 +136,3 @@ class Trainer:
         except (RuntimeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"expected the state of this model, got another: {str(error).splitlines()[0]}") from error
         self.step = state["step"]
-        self.seconds = state["seconds"]
