@@ -104,10 +104,8 @@ void counter_update(__global uchar *state, __global float *scale, __global float
             }
             store_codes_4(row, q, n, (uint4)(now[0], now[1], now[2], now[3]));
         }
-        const uint4 moved_4 = moved.lo + moved.hi;
-        const uint4 flipped_4 = flipped.lo + flipped.hi;
-        events += moved_4.x + moved_4.y + moved_4.z + moved_4.w;
-        flips += flipped_4.x + flipped_4.y + flipped_4.z + flipped_4.w;
+        events += sum_8(moved);
+        flips += sum_8(flipped);
     }
     count_row(totals, events, flips, skipped);
 }

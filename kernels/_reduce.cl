@@ -15,8 +15,18 @@ def halving_tree(names):
 %>
 // The last four lanes of a unit: x+z and y+w, then one.
 inline float halve_4(float4 lanes) {
-    const float2 two = lanes.lo + lanes.hi;
-    return two.x + two.y;
+    // Not two.x + two.y of a vector: compilers make a shuffle with an undefined lane of it, on which Oclgrind's check for
+    // uninitialised values ends the process.
+    float two[2];
+    vstore2(lanes.lo + lanes.hi, 0, two);
+    return two[0] + two[1];
 }
 
 inline float halve_8(float8 lanes) { return halve_4(lanes.lo + lanes.hi); }
+
+// Any order will do for whole numbers; through memory for the same reason.
+inline uint sum_8(uint8 counts) {
+    uint four[4];
+    vstore4(counts.lo + counts.hi, 0, four);
+    return four[0] + four[1] + four[2] + four[3];
+}
