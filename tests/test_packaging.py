@@ -37,6 +37,8 @@ LEVELS = {
     "staging": 2,
     "tuning": 2,
     "ops": 3,
+    "cases": 3,
+    "verify": 4,
     "nn": 4,
     "optim": 4,
     "export": 5,
@@ -46,7 +48,7 @@ LEVELS = {
 REFERENCE_IMPORTS = {"errors", "formats", "reference"}
 #: The oracle checks the launchers and must not lean on them, nor they on it; commands compare the two, a layer packs
 #: its first state with the oracle's codec, since making a layer opens no device.
-REFERENCE_USERS = {"cli", "nn", "reference"}
+REFERENCE_USERS = {"cli", "nn", "reference", "verify"}
 MAX_LINES = 500
 
 

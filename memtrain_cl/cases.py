@@ -1,0 +1,222 @@
+"""The one table of cases: which shapes and options each `__kernel` is checked and timed with.
+
+It lies in the package, not in tests/, because `memtrain-cl verify` ships with the package and checks a user's device
+with the same table that the tests and the benches use. It imports no torch. A bench makes larger cases with the
+constructors below, so that bytes and operations are counted in one place; a test fails when a `__kernel` has no case.
+
+Shapes cross the borders of the kernels' blocks: vectors of 8, groups of 4, lanes of 1024, work-groups of 32..256 items,
+tiles of 6, 16, 64, 96, 128 and 256.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memtrain_cl._resources import kernels_dir
+from memtrain_cl.formats import CounterRule, check_c, state_row_bytes
+from memtrain_cl.program import expand_includes
+
+#: What differs between the ways to update; see `memtrain_cl.formats.CounterRule`.
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "exact": {},
+    "lagged": {"lagged": True},
+    "clip": {"clip": 0.5},
+    "lagged_clip": {"lagged": True, "clip": 0.5},
+    "no_rms": {"use_rms": False},
+    "no_rms_clip": {"use_rms": False, "clip": 0.5},
+    "clipped_scale": {"use_rms": False, "clipped_scale": True},
+    "clipped_scale_clip": {"use_rms": False, "clip": 0.5, "clipped_scale": True},
+}
+#: Largest error of a product's element, relative to the sum of the magnitudes of its terms.
+PRODUCT_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One check of a kernel.
+
+    file, kernel: kernels/<file>.cl and the `__kernel` in it.   op: its launcher's name.   shape: sizes by name.
+    options: constants by name.   bytes_moved: each input read once, each output written once.   flops: float operations
+    of the formula, as the source writes them.   tolerance: 0 for results that must agree byte for byte, else the
+    largest relative error.
+    small: part of the set that a simulator can run.
+    """
+
+    file: str
+    kernel: str
+    op: str
+    shape: Mapping[str, int]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    bytes_moved: int = 0
+    flops: int = 0
+    tolerance: float = 0.0
+    small: bool = False
+
+    @property
+    def name(self) -> str:
+        """What tells this case from all others: operation, sizes, options."""
+        sizes = "x".join(str(size) for size in self.shape.values())
+        words = [
+            key if value is True else f"{key}={value}" for key, value in self.options.items() if value is not False
+        ]
+        return "-".join([self.op, sizes, *words])
+
+
+def make_rule(options: Mapping[str, Any]) -> CounterRule:
+    """The constants of an update for a case's C, packed and mode."""
+    return CounterRule(options["C"], options["packed"], lr=0.3, lr_scale=0.1, **MODES[options["mode"]])
+
+
+def _state_bytes(rows: int, columns: int, C: int, packed: bool) -> int:
+    check_c(C, packed=packed)
+    return rows * state_row_bytes(columns, packed=packed)
+
+
+def codec_case(op: str, rows: int, columns: int, *, small: bool = False) -> Case:
+    """pack_codes or unpack_codes of [rows, columns]."""
+    count = rows * columns
+    return Case("codec", op, op, {"rows": rows, "columns": columns}, bytes_moved=count + count // 4 * 3, small=small)
+
+
+def row_case(op: str, rows: int, columns: int, C: int, packed: bool, *, small: bool = False) -> Case:
+    """decode_dense or row_statistics of [rows, columns]."""
+    state = _state_bytes(rows, columns, C, packed)
+    # Both read the codes and pass one float32 matrix; beside it, one number a row comes in or two go out.
+    beside = 4 * rows if op == "decode_dense" else 8 * rows
+    per_element = 5 if op == "decode_dense" else 8
+    return Case(
+        "codec" if op == "decode_dense" else "counter",
+        op,
+        op,
+        {"rows": rows, "columns": columns},
+        {"C": C, "packed": packed},
+        bytes_moved=state + 4 * rows * columns + beside,
+        flops=per_element * rows * columns,
+        small=small,
+    )
+
+
+def update_case(
+    rows: int,
+    columns: int,
+    C: int = 11,
+    packed: bool = True,
+    mode: str = "exact",
+    *,
+    index_base: int = 0,
+    small: bool = False,
+) -> Case:
+    """counter_update_ of a whole layer [rows, columns]; index_base: the index of its first element."""
+    state = _state_bytes(rows, columns, C, packed)
+    moments = 8 * rows if MODES[mode].get("use_rms", True) else 0
+    options = {"C": C, "packed": packed, "mode": mode}
+    return Case(
+        "counter",
+        "counter_update",
+        "counter_update_",
+        {"rows": rows, "columns": columns},
+        options | ({"index_base": index_base} if index_base else {}),
+        bytes_moved=2 * state + 4 * rows * columns + 8 * rows + moments,
+        flops=36 * rows * columns,
+        small=small,
+    )
+
+
+def product_case(op: str, tokens: int, rows: int, columns: int, packed: bool, *, small: bool = False) -> Case:
+    """counter_forward, counter_grad_input or grad_weight of a layer [rows, columns] and `tokens` inputs."""
+    C = 11 if packed else 8
+    inputs, outputs, weights = 4 * tokens * columns, 4 * tokens * rows, 4 * rows * columns
+    if op != "grad_weight":
+        weights = _state_bytes(rows, columns, C, packed) + 4 * rows
+    return Case(
+        "matmul",
+        "matmul",
+        op,
+        {"tokens": tokens, "rows": rows, "columns": columns},
+        {} if op == "grad_weight" else {"C": C, "packed": packed},
+        bytes_moved=inputs + outputs + weights,
+        flops=2 * tokens * rows * columns,
+        tolerance=PRODUCT_TOLERANCE,
+        small=small,
+    )
+
+
+def _codec_cases() -> list[Case]:
+    cases = []
+    for op in ("pack_codes", "unpack_codes"):
+        cases += [codec_case(op, 1, columns) for columns in (4, 8, 12, 60, 64, 68, 1020, 1024, 1028)]
+        cases += [codec_case(op, 37, 44, small=True), codec_case(op, 5, 64, small=True), codec_case(op, 129, 256)]
+    return cases
+
+
+def _row_cases() -> list[Case]:
+    cases = []
+    for op in ("decode_dense", "row_statistics"):
+        cases += [row_case(op, 3, columns, 11, True) for columns in (4, 8, 12, 1020, 1024, 1028, 4100)]
+        cases += [row_case(op, 3, columns, 8, False) for columns in (1, 2, 3, 5, 7, 67, 1023, 1025, 4097)]
+        cases += [row_case(op, 5, 68, 1, True), row_case(op, 5, 67, 1, False), row_case(op, 5, 67, 43, False)]
+        cases += [row_case(op, 37, 68, 11, True), row_case(op, 37, 67, 8, False)]
+        cases += [row_case(op, 9, 12, 11, True, small=True), row_case(op, 9, 13, 8, False, small=True)]
+    return cases
+
+
+def _update_cases() -> list[Case]:
+    # Each set of constants is a program to build, which takes longer than its launches: shapes are cheap, sets are not.
+    cases = [update_case(11, 68, mode=mode) for mode in MODES]
+    cases += [update_case(11, 67, 8, False, mode) for mode in ("exact", "clipped_scale_clip")]
+    cases += [update_case(9, 68, C) for C in (1, 2, 8)]
+    cases += [update_case(9, 67, C, False) for C in (1, 2, 11, 43)]
+    cases += [update_case(37, columns) for columns in (4, 8, 12)]
+    cases += [update_case(37, columns, 8, False) for columns in (1, 2, 3, 5, 7, 8, 9)]
+    borders = [border + step for border in (512, 1024, 2048, 4096) for step in (-4, 0, 4)]
+    cases += [update_case(3, columns) for columns in borders]
+    cases += [update_case(2, 8196), update_case(1, 1024), update_case(1, 12288)]
+    cases += [update_case(3, columns, 8, False) for columns in (1023, 1025, 4097)]
+    # The index passes 2^32 inside a row, between rows, and lies beyond.
+    cases += [update_case(9, 68, index_base=(1 << 32) - base) for base in (100, 136)]
+    cases += [update_case(9, 67, 8, False, index_base=(1 << 32) - base) for base in (100, 134)]
+    cases += [update_case(9, 68, index_base=(5 << 32) + 12), update_case(3, 1028, index_base=(1 << 32) - 1500)]
+    small_modes = ("exact", "lagged", "no_rms_clip", "clipped_scale_clip")
+    cases += [update_case(9, 12, mode=mode, small=True) for mode in small_modes]
+    cases += [update_case(9, 13, 8, False, small=True)]
+    cases += [update_case(2, 1028, index_base=(1 << 32) - 1500, small=True), update_case(2, 1029, 8, False, small=True)]
+    return cases
+
+
+def _product_cases() -> list[Case]:
+    # (tokens, rows, columns): one below, on and above the tiles' sizes, in each place.
+    edges = [(1, 1, 4), (5, 15, 8), (6, 16, 16), (7, 17, 20), (63, 64, 68), (65, 63, 64), (64, 65, 60)]
+    edges += [(95, 129, 252), (96, 97, 256), (97, 128, 260), (128, 96, 132), (129, 257, 100), (255, 127, 124)]
+    unpacked_edges = [(1, 1, 1), (5, 15, 3), (7, 17, 19), (65, 63, 66), (129, 130, 131)]
+    cases = []
+    for op in ("counter_forward", "counter_grad_input", "grad_weight"):
+        cases += [product_case(op, *sizes, packed=True) for sizes in edges]
+        cases += [product_case(op, *sizes, packed=False) for sizes in unpacked_edges]
+        cases += [product_case(op, 7, 18, 20, True, small=True), product_case(op, 7, 18, 19, False, small=True)]
+    return cases
+
+
+def _probe_cases() -> list[Case]:
+    n = 1 << 16
+    return [Case("probe", "arithmetic_probe", "faults", {"operands": n}, bytes_moved=24 * n, flops=5 * n, small=True)]
+
+
+CASES: tuple[Case, ...] = (*_codec_cases(), *_row_cases(), *_update_cases(), *_product_cases(), *_probe_cases())
+
+
+def declared_kernels() -> list[tuple[str, str]]:
+    """(file, kernel) of every `__kernel` in the kernel files, in the order of the files' names."""
+    pattern = re.compile(r"__kernel\b[^;{}]*?\bvoid\s+(\w+)\s*\(")
+    found: dict[tuple[str, str], None] = {}
+    for path in sorted(kernels_dir().glob("*.cl")):
+        if not path.name.startswith("_"):
+            found.update(((path.stem, name), None) for name in pattern.findall(expand_includes(path)))
+    return list(found)
+
+
+def cases_of(file: str, kernel: str, *, small: bool = False) -> list[Case]:
+    """The cases of one kernel; only those for a simulator when `small`."""
+    return [case for case in CASES if (case.file, case.kernel) == (file, kernel) and (case.small or not small)]

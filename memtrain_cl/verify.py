@@ -1,0 +1,296 @@
+"""Check every kernel of a device against the torch reference, over the table of `memtrain_cl.cases`.
+
+Each device is checked in a child process, because a driver may end the process instead of reporting an error; the
+kernel that was running then gets its row, and a fresh child goes on with the rest. Every kernel runs in each of its
+shapes (`shapes_of`), whatever the device would choose for itself.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import signal
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import torch
+
+from memtrain_cl import ops, reference
+from memtrain_cl.cases import Case, cases_of, declared_kernels, make_rule
+from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_device
+from memtrain_cl.formats import code_count
+from memtrain_cl.probe import faults
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a result is from the reference: the largest error (infinite where a number meets a NaN), and how many
+    elements are further off than the case allows.
+    """
+
+    max_error: float = 0.0
+    mismatches: int = 0
+
+    def __add__(self, other: Comparison) -> Comparison:
+        return Comparison(max(self.max_error, other.max_error), self.mismatches + other.mismatches)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The verdict on one kernel of one device, over all its cases and shapes.
+
+    max_error and mismatches are None where no comparison came about. detail: why the kernel is not ok, "" where it is.
+    """
+
+    kernel: str
+    file: str
+    platform: str
+    platform_version: str
+    device: str
+    ok: bool
+    max_error: float | None
+    mismatches: int | None
+    cases: int
+    detail: str
+
+
+# ---- one case ----
+
+
+def compare_exact(got: torch.Tensor, want: torch.Tensor) -> Comparison:
+    """Bytes against bytes; the error is the absolute difference of the values."""
+    if got.dtype != want.dtype or got.shape != want.shape:
+        raise ValueError(f"expected {want.dtype} {list(want.shape)}, got {got.dtype} {list(got.shape)}")
+    bits = torch.int32 if want.dtype == torch.float32 else want.dtype
+    wrong = got.view(bits) != want.view(bits)
+    error = (got.to(torch.float64) - want.to(torch.float64)).abs()[wrong]
+    largest = float(error.nan_to_num(math.inf, math.inf).max()) if error.numel() else 0.0
+    return Comparison(largest, int(wrong.sum()))
+
+
+def compare_product(got: torch.Tensor, left: torch.Tensor, right: torch.Tensor, tolerance: float) -> Comparison:
+    """float32 left @ right against float64; the error of an element is relative to the sum of its terms' magnitudes."""
+    left, right = left.to(torch.float64), right.to(torch.float64)
+    if got.dtype != torch.float32 or got.shape != (left.shape[0], right.shape[1]):
+        raise ValueError(f"expected float32 {[left.shape[0], right.shape[1]]}, got {got.dtype} {list(got.shape)}")
+    magnitude = (left.abs() @ right.abs()).clamp_min(torch.finfo(torch.float64).tiny)
+    error = ((got.to(torch.float64) - left @ right).abs() / magnitude).nan_to_num(math.inf, math.inf)
+    return Comparison(float(error.max()) if error.numel() else 0.0, int((error > tolerance).sum()))
+
+
+def generator(case: Case) -> torch.Generator:
+    """Random numbers that depend on the case alone."""
+    return torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
+
+
+def layer_tensors(case: Case, chance: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """state, scale and v of a case's layer; every code occurs in layers that are large enough."""
+    rows, columns, C = case.shape["rows"], case.shape["columns"], case.options.get("C", 1)
+    codes = torch.randint(0, code_count(C), (rows, columns), generator=chance, dtype=torch.uint8)
+    scale = 0.02 * 50.0 ** torch.rand(rows, 1, generator=chance)
+    v = 10.0 ** (-8.0 * torch.rand(rows, 1, generator=chance))
+    return reference.pack_codes(codes) if case.options.get("packed") else codes, scale, v
+
+
+def gradient(rows: int, columns: int, chance: torch.Generator) -> torch.Tensor:
+    """A gradient whose rows have magnitudes from 1e-4 to 1; from eight rows on, seven of them are hard ones."""
+    grad = torch.randn(rows, columns, generator=chance) * 10.0 ** (-4.0 * torch.rand(rows, 1, generator=chance))
+    if rows >= 8:
+        grad[0, columns // 2] = math.nan
+        grad[1, columns - 1] = -math.inf
+        grad[2] = 0.0
+        grad[3] *= 1e-38 / grad[3].abs().max()  # subnormal, all of them or nearly
+        grad[4] *= 1e30  # finite, but not so its squares
+        grad[5] = grad[5].sign() * 1e17
+        grad[6] *= 1e-19  # squares that are subnormal
+    return grad
+
+
+def check_codec(case: Case) -> Comparison:
+    """pack_codes and unpack_codes: bytes."""
+    rows, columns = case.shape["rows"], case.shape["columns"]
+    codes = torch.randint(0, 64, (rows, columns), generator=generator(case), dtype=torch.uint8)
+    if case.op == "pack_codes":
+        return compare_exact(ops.pack_codes(codes), reference.pack_codes(codes))
+    packed = reference.pack_codes(codes)
+    return compare_exact(ops.unpack_codes(packed, columns), reference.unpack_codes(packed, columns))
+
+
+def check_decode(case: Case) -> Comparison:
+    """decode_dense: bytes."""
+    state, scale, _ = layer_tensors(case, generator(case))
+    columns, C, packed = case.shape["columns"], case.options["C"], case.options["packed"]
+    got, want = (room.decode_dense(state, scale, columns, C=C, packed=packed) for room in (ops, reference))
+    return compare_exact(got, want)
+
+
+def check_statistics(case: Case) -> Comparison:
+    """row_statistics: bytes, NaN aside, whose bits differ between processors."""
+    chance = generator(case)
+    state, _, _ = layer_tensors(case, chance)
+    grad = gradient(case.shape["rows"], case.shape["columns"], chance)
+    C, packed = case.options["C"], case.options["packed"]
+    got, want = (room.row_statistics(state, grad, C=C, packed=packed) for room in (ops, reference))
+    nan = torch.tensor(math.nan)
+    return compare_exact(torch.where(got.isnan(), nan, got), torch.where(want.isnan(), nan, want))
+
+
+def check_update(case: Case) -> Comparison:
+    """counter_update_: every byte of codes, scale, v and totals after one step."""
+    chance = generator(case)
+    start = (*layer_tensors(case, chance), torch.tensor([3, 5, 7]))
+    grad = gradient(case.shape["rows"], case.shape["columns"], chance)
+    seed = int(torch.randint(0, 1 << 32, (), generator=chance))
+    ends = []
+    for room in (ops, reference):
+        state, scale, v, totals = (tensor.clone() for tensor in start)
+        base = case.options.get("index_base")
+        room.counter_update_(state, scale, v, grad, totals, make_rule(case.options), seed=seed, index_base=base)
+        codes = reference.unpack_codes(state, case.shape["columns"]) if case.options["packed"] else state
+        ends.append((codes, scale, v, totals))
+    return sum((compare_exact(got, want) for got, want in zip(*ends, strict=True)), Comparison())
+
+
+def check_product(case: Case) -> Comparison:
+    """The three products of a layer, within the case's tolerance of float64."""
+    chance = generator(case)
+    tokens, rows, columns = (case.shape[name] for name in ("tokens", "rows", "columns"))
+    state, scale, _ = layer_tensors(case, chance)
+    x = torch.randn(tokens, columns, generator=chance)
+    grad_out = torch.randn(tokens, rows, generator=chance)
+    if case.op == "grad_weight":
+        return compare_product(ops.grad_weight(grad_out, x), grad_out.t(), x, case.tolerance)
+    C, packed = case.options["C"], case.options["packed"]
+    dense = reference.decode_dense(state, scale, columns, C=C, packed=packed)
+    if case.op == "counter_forward":
+        y = ops.counter_forward(x, state, scale, C=C, packed=packed)
+        return compare_product(y, x, dense.t(), case.tolerance)
+    grad_x = ops.counter_grad_input(grad_out, state, scale, columns, C=C, packed=packed)
+    return compare_product(grad_x, grad_out, dense, case.tolerance)
+
+
+def check_probe(case: Case) -> Comparison:
+    """The device's arithmetic: each kind of fault counts as one mismatch."""
+    found = faults(get_device())
+    return Comparison(math.inf if found else 0.0, len(found))
+
+
+CHECKS: dict[str, Callable[[Case], Comparison]] = {
+    "pack_codes": check_codec,
+    "unpack_codes": check_codec,
+    "decode_dense": check_decode,
+    "row_statistics": check_statistics,
+    "counter_update_": check_update,
+    "counter_forward": check_product,
+    "counter_grad_input": check_product,
+    "grad_weight": check_product,
+    "faults": check_probe,
+}
+
+
+# ---- one kernel, one device ----
+
+
+def shapes_of(device: Device) -> dict[str, Device]:
+    """The device as it is, and as kinds for which kernels take their other shapes, by what sets them apart."""
+    # Few compute units, because products take their large tiles only where there are more tiles than units.
+    twins = {"native": device, "as a GPU": device.with_capabilities(type="gpu", compute_units=2)}
+    if device.info.type != "cpu":
+        twins["as a CPU"] = device.with_capabilities(type="cpu")
+    return twins
+
+
+def verify_kernel(device: Device, file: str, kernel: str, *, small: bool = False) -> Row:
+    """All cases of one kernel in all shapes; a check that raises makes the kernel's row, not the end."""
+    total, failed, detail = Comparison(), 0, ""
+    cases = cases_of(file, kernel, small=small)
+    complete = bool(cases)
+    for shape, twin in shapes_of(device).items():
+        with use_device(twin):
+            for case in cases:
+                try:
+                    result = CHECKS[case.op](case)
+                except Exception as error:  # noqa: BLE001 (whatever a broken kernel brings about belongs in its row)
+                    complete, failed = False, failed + 1
+                    detail = detail or f"{case.name}, {shape}: {error}"
+                    continue
+                total += result
+                if result.mismatches:
+                    failed += 1
+                    detail = detail or f"{case.name}, {shape}: {result.mismatches} elements differ"
+    if not cases:
+        detail = "no case in memtrain_cl/cases.py"
+    if failed > 1:
+        detail = f"{failed} checks failed; the first: {detail}"
+    return _row(device.info, file, kernel, total if complete else None, len(cases), detail)
+
+
+def _row(info: DeviceInfo, file: str, kernel: str, total: Comparison | None, cases: int, detail: str) -> Row:
+    # JSON has no infinity.
+    error = total.max_error if total is not None and math.isfinite(total.max_error) else None
+    return Row(
+        kernel=kernel,
+        file=file,
+        platform=info.platform,
+        platform_version=info.platform_version,
+        device=info.name,
+        ok=not detail,
+        max_error=error,
+        mismatches=None if total is None else total.mismatches,
+        cases=cases,
+        detail=detail,
+    )
+
+
+def _child(results: Connection, label: str, ordinal: int, kernels: Sequence[tuple[str, str]], small: bool) -> None:
+    """The child's whole work: for each kernel its name, which the parent needs when the child dies, then its row."""
+    warnings.filterwarnings("ignore", message="Non-empty compiler output encountered")
+    # By label, since a driver's folder may list in another order here.
+    info = [info for info in devices() if info.label == label][ordinal]
+    device = get_device(info.index)
+    for file, kernel in kernels:
+        results.send((file, kernel))
+        results.send(verify_kernel(device, file, kernel, small=small))
+    results.close()
+
+
+def _cause_of_death(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"the process was ended by {signal.Signals(-code).name}"
+    return f"the process ended with exit code {code}"
+
+
+def verify_device(info: DeviceInfo, *, small: bool = False) -> Iterator[Row]:
+    """One row a kernel, each as soon as it is known; the work happens in child processes."""
+    spawn = multiprocessing.get_context("spawn")
+    ordinal = [other.index for other in devices() if other.label == info.label].index(info.index)
+    left = declared_kernels()
+    while left:
+        receiver, sender = spawn.Pipe(duplex=False)
+        child = spawn.Process(target=_child, args=(sender, info.label, ordinal, left, small), daemon=True)
+        child.start()
+        sender.close()
+        running: tuple[str, str] | None = None
+        try:
+            while True:
+                message = receiver.recv()
+                if isinstance(message, Row):
+                    running = None
+                    yield message
+                else:
+                    running = message
+                    left = left[left.index(running) + 1 :]
+        except EOFError:
+            child.join()
+        finally:
+            receiver.close()
+            child.kill()  # where the caller stopped listening
+        # A child that dies before its first kernel would do so again: then no kernel can be checked.
+        lost = [running] if running else left
+        left = left if running else []
+        for file, kernel in lost:
+            cases = len(cases_of(file, kernel, small=small))
+            yield _row(info, file, kernel, None, cases, _cause_of_death(child.exitcode))
