@@ -16,29 +16,33 @@ typedef struct {
     float4 gt[${SLOTS}];
 } Lanes;
 
-inline void add_group(Lanes *lanes, uint slot, float4 g, uint4 codes) {
+inline void add_group(Lanes *lanes, uint slot, float4 g, uint word) {
     lanes->sq[slot] += g * g;
-    lanes->gt[slot] += g * code_ternary_4(${centred("codes", 4)});
+    lanes->gt[slot] += g * code_ternary_4(word_centred(word));
 }
 
-// The work-group's lanes added in the one order. The result is whole in item 0.
-inline float2 reduce_lanes(Lanes *lanes, __local float4 *sq, __local float4 *gt) {
+// The work-group's lanes added in the one order; the result is whole in item 0. Lanes lie in local memory in their own order, so
+// every step reads neighbouring words: all items fold the lanes that lie WG_SIZE apart, a few fold what lies STAGE apart, one the rest.
+inline float2 reduce_lanes(Lanes *lanes, __local float *sq, __local float *gt) {
     const uint lid = get_local_id(0);
-    sq[lid] = ${halving_tree([f"lanes->sq[{s}]" for s in range(SLOTS)])};
-    gt[lid] = ${halving_tree([f"lanes->gt[{s}]" for s in range(SLOTS)])};
+    ((__local float4 *)sq)[lid] = ${halving_tree([f"lanes->sq[{s}]" for s in range(SLOTS)])};
+    ((__local float4 *)gt)[lid] = ${halving_tree([f"lanes->gt[{s}]" for s in range(SLOTS)])};
     barrier(CLK_LOCAL_MEM_FENCE);
-% if WG_SIZE > STAGE:
-    // Few items fold the units that lie STAGE apart, then one folds the rest: two barriers where a plain tree needs eight.
+    const float sq_1 = ${halving_tree([f"sq[lid + {WG_SIZE * k}]" for k in range(4)])};
+    const float gt_1 = ${halving_tree([f"gt[lid + {WG_SIZE * k}]" for k in range(4)])};
+    // No barrier before these writes: an item overwrites a word that only it has read.
+    sq[lid] = sq_1;
+    gt[lid] = gt_1;
+    barrier(CLK_LOCAL_MEM_FENCE);
     if (lid < ${STAGE}) {
         sq[lid] = ${halving_tree([f"sq[lid + {STAGE * k}]" for k in range(WG_SIZE // STAGE)])};
         gt[lid] = ${halving_tree([f"gt[lid + {STAGE * k}]" for k in range(WG_SIZE // STAGE)])};
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-% endif
     float2 sums = (float2)(0.0f);
     if (lid == 0) {
-        sums.x = halve_4(${halving_tree([f"sq[{k}]" for k in range(STAGE)])});
-        sums.y = halve_4(${halving_tree([f"gt[{k}]" for k in range(STAGE)])});
+        sums.x = ${halving_tree([f"sq[{k}]" for k in range(STAGE)])};
+        sums.y = ${halving_tree([f"gt[{k}]" for k in range(STAGE)])};
     }
     return sums;
 }
@@ -70,10 +74,19 @@ inline void stage_group(__local uint *staged, uint q, uint group) {
 
 <%def name="word_at(q)">${f"staged_group(staged, {q})" if STAGED else f"load_word_4(row, {q}, n)"}</%def>
 
-<%def name="gather(keep)">
+<%def name="gather()">
     ${stage_row()}
-    // Reads the row once and adds it to the lanes${", keeping its first HELD groups" if keep else ""}.
+    // Reads the row once and adds it to the lanes, keeping its first HELD groups. All loads come first and without
+    // conditions, so that they are in flight together; an item beyond the row's end reads the last group and drops it.
     const uint groups = (n + 3) / 4;
+    float4 held_grad[${HELD}];
+    uint held_words[${HELD}];
+    #pragma unroll
+    for (uint m = 0; m < ${HELD}; m++) {
+        const uint q = min(lid + ${WG_SIZE} * m, groups - 1);
+        held_grad[m] = load_grad_4(grad, q, n);
+        held_words[m] = ${word_at('q')};
+    }
     Lanes lanes;
     #pragma unroll
     for (uint s = 0; s < ${SLOTS}; s++) {
@@ -82,22 +95,14 @@ inline void stage_group(__local uint *staged, uint q, uint group) {
     }
     #pragma unroll
     for (uint m = 0; m < ${HELD}; m++) {
-        const uint q = lid + ${WG_SIZE} * m;
-        if (q < groups) {
-% if keep:
-            held_grad[m] = load_grad_4(grad, q, n);
-            held_words[m] = ${word_at('q')};
-            add_group(&lanes, m % ${SLOTS}, held_grad[m], word_codes(held_words[m]));
-% else:
-            add_group(&lanes, m % ${SLOTS}, load_grad_4(grad, q, n), word_codes(${word_at('q')}));
-% endif
-        }
+        const float4 g = (lid + ${WG_SIZE} * m < groups) ? held_grad[m] : (float4)(0.0f);
+        add_group(&lanes, m % ${SLOTS}, g, held_words[m]);
     }
     for (uint base = lid + ${WG_SIZE * HELD}; base < groups; base += ${WG_SIZE * SLOTS}) {
         #pragma unroll
         for (uint s = 0; s < ${SLOTS}; s++) {
             const uint q = base + ${WG_SIZE} * s;
-            if (q < groups) add_group(&lanes, s, load_grad_4(grad, q, n), load_codes_4(row, q, n));
+            if (q < groups) add_group(&lanes, s, load_grad_4(grad, q, n), ${word_at('q')});
         }
     }
 </%def>
@@ -106,14 +111,14 @@ inline void stage_group(__local uint *staged, uint q, uint group) {
 __kernel __attribute__((reqd_work_group_size(${WG_SIZE}, 1, 1)))
 void row_statistics(const __global uchar *state, const __global float *grad_w, __global float *sums, const uint n,
                     const uint rows, const uint per) {
-    __local float4 unit_sq[${WG_SIZE}];
-    __local float4 unit_gt[${WG_SIZE}];
+    __local float lanes_sq[${4 * WG_SIZE}] __attribute__((aligned(16)));
+    __local float lanes_gt[${4 * WG_SIZE}] __attribute__((aligned(16)));
     const uint lid = get_local_id(0);
     const size_t o = get_group_id(0);
     const __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
     const __global float *grad = grad_w + o * n;
-    ${gather(False)}
-    const float2 both = reduce_lanes(&lanes, unit_sq, unit_gt);
+    ${gather()}
+    const float2 both = reduce_lanes(&lanes, lanes_sq, lanes_gt);
     if (lid == 0) vstore2(both, o, sums);
 }
 
@@ -122,7 +127,7 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
         // multiples of four long. One element at a time: compilers make more of plain conditions than of vector ones.
         const uint at = low + 4 * q;
         const float4 gradient = ${g};
-        const float4 old = ${centred(f"word_codes({word})", 4)};
+        const float4 old = word_centred(${word});
         float4 now = old;
 % for e, lane in enumerate("xyzw"):
         {
@@ -152,8 +157,8 @@ void counter_update(__global uchar *state, __global float *scale, __global float
                     volatile __global uint *totals, const uint n, const uint rows, const uint per, const uint first_row,
                     const ulong index_base, const uint seed, const float lr, const float lr_scale, const float beta,
                     const float one_minus_beta, const float eps, const float clip, const float inv_sqrt_in) {
-    __local float4 unit_sq[${WG_SIZE}];
-    __local float4 unit_gt[${WG_SIZE}];
+    __local float lanes_sq[${4 * WG_SIZE}] __attribute__((aligned(16)));
+    __local float lanes_gt[${4 * WG_SIZE}] __attribute__((aligned(16)));
     __local float shared_k;
     __local float shared_r;
     __local uint shared_skip;
@@ -164,12 +169,13 @@ void counter_update(__global uchar *state, __global float *scale, __global float
     const size_t o = (size_t)first_row + tile_row;
     __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
     const __global float *grad = grad_w + (size_t)tile_row * n;
-    float4 held_grad[${HELD}];
-    uint held_words[${HELD}];
-    ${gather(True)}
-    const float2 sums = reduce_lanes(&lanes, unit_sq, unit_gt);
+    // Asked for before the row, so that they are there when its sums are.
+    const float s_old = scale[o];
+    const float v_old = ${"v[o]" if USE_RMS else "0.0f"};
+    ${gather()}
+    const float2 sums = reduce_lanes(&lanes, lanes_sq, lanes_gt);
     if (lid == 0) {
-        const RowStep step = row_step(sums.x, sums.y, scale[o], ${"v[o]" if USE_RMS else "0.0f"}, n, lr, lr_scale, beta,
+        const RowStep step = row_step(sums.x, sums.y, s_old, v_old, n, lr, lr_scale, beta,
                                       one_minus_beta, eps, clip, inv_sqrt_in);
         shared_k = step.k;
         shared_r = step.r;
@@ -181,7 +187,8 @@ void counter_update(__global uchar *state, __global float *scale, __global float
             ${"v[o] = step.v;" if USE_RMS else ""}
         }
     }
-    barrier(CLK_LOCAL_MEM_FENCE);
+    // The state too: items beyond the row's end have read its last group, which its owner is about to write.
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     const uint skip = shared_skip;
     uint events = 0;
     uint flips = 0;

@@ -57,8 +57,7 @@ void matmul(const __global float *left_operand, const __global void *right, cons
             if (n0 + bn < N && k0 + bk < K) {
                 const uint n = ldb;
                 const __global uchar *row = (const __global uchar *)right + (size_t)(n0 + bn) * (${ROW_BYTES[PACKED]});
-                const uint4 codes = load_codes_4(row, (k0 + bk) / 4, n);
-                vb = scale[n0 + bn] * code_ternary_4(${centred("codes", 4)});
+                vb = scale[n0 + bn] * code_ternary_4(word_centred(load_word_4(row, (k0 + bk) / 4, n)));
                 // Columns beyond the row's end meet zeros of a, but their codes are not weights.
             }
             ${scatter("tile_b", "bk", "bn", "vb")}
@@ -69,8 +68,7 @@ void matmul(const __global float *left_operand, const __global void *right, cons
 % if RIGHT == "counter":
                 const uint n = ldb;
                 const __global uchar *row = (const __global uchar *)right + (size_t)(k0 + bk) * (${ROW_BYTES[PACKED]});
-                const uint4 codes = load_codes_4(row, (n0 + bn) / 4, n);
-                vb = scale[k0 + bk] * code_ternary_4(${centred("codes", 4)});
+                vb = scale[k0 + bk] * code_ternary_4(word_centred(load_word_4(row, (n0 + bn) / 4, n)));
 % else:
                 vb = load_4((const __global float *)right + (size_t)(k0 + bk) * ldb + n0 + bn, N - n0 - bn);
 % endif

@@ -21,10 +21,11 @@ inline float${S} tick_${W}(float${S} centred, float${S} g, float k, float r, uin
     // above ceil(p/C): p/C moved by half less half a quantum against the sign of cc, then rounded. The code is t'*(2C-1) + (p - t'*C).
     const float${S} p = clamp(EXACT_MAD(t, (float${S})(${C}.0f), cc), ${1.0 - 2 * C}f, ${2.0 * C - 1}f);
     const float${S} against = as_float${S}((as_uint${S}(cc) & 0x80000000u) ^ as_uint(${repr(0.5 / C - 0.5)}f));
-    const float${S} turned = ((p * ${repr(1.0 / C)}f + against) + ROUND_MAGIC) - ROUND_MAGIC;
+    const float${S} turned = (EXACT_MAD(p, (float${S})(${repr(1.0 / C)}f), against) + ROUND_MAGIC) - ROUND_MAGIC;
 
-    *events += (cc != c) ? (uint${S})(1) : (uint${S})(0);
-    *flips += (turned != t) ? (uint${S})(1) : (uint${S})(0);
+    // select() and not ?:, of which Oclgrind makes 255 where a vector's lane is true.
+    *events += select((uint${S})(0), (uint${S})(1), cc != c);
+    *flips += select((uint${S})(0), (uint${S})(1), turned != t);
     return EXACT_MAD(turned, (float${S})(${C - 1}.0f), p);
 }
 % endfor

@@ -6,7 +6,7 @@
 // of rows, in vectors of eight, without barriers.
 //
 // Launched by memtrain_cl/ops/counter.py.
-// Constants: C, PACKED, GPU; ALIGNED (grad_w's rows begin on 16 bytes); WG_SIZE (items a row) and HELD (groups of four an item keeps in registers, a multiple of
+// Constants: C, PACKED, GPU; ALIGNED (grad_w's rows begin on 16 bytes and are whole groups of four); WG_SIZE (items a row) and HELD (groups of four an item keeps in registers, a multiple of
 // 256/WG_SIZE in rows of more groups than items), both read by GPU = 1 only;
 // STAGED (see _counter_gpu.cl);
 // LAGGED, USE_RMS, CLIP, CLIPPED_SCALE.
@@ -22,9 +22,13 @@ VECTOR_WIDTHS = (1, 4) if GPU else (1, 4, 8)
 #include "_tick.cl"
 
 inline float4 load_grad_4(const __global float *row, uint q, uint n) {
+% if ALIGNED:
+    return ((const __global float4 *)row)[q];
+% else:
     const uint j = 4 * q;
-    if (j + 4 <= n) return ${"((const __global float4 *)row)[q]" if ALIGNED else "vload4(q, row)"};
+    if (j + 4 <= n) return vload4(q, row);
     return (float4)(row[j], j + 1 < n ? row[j + 1] : 0.0f, j + 2 < n ? row[j + 2] : 0.0f, 0.0f);
+% endif
 }
 
 // ---- one row's part of the update ---------------------------------------------------------------------------------------

@@ -91,11 +91,16 @@ class Kernel:
         self._program = program
         self._name = name
         self._of_thread = threading.local()
+        self._handle()
 
     def _handle(self) -> Any:
         handle = getattr(self._of_thread, "handle", None)
         if handle is None:
-            handle = self._of_thread.handle = import_pyopencl().Kernel(self._program, self._name)
+            cl = import_pyopencl()
+            try:
+                handle = self._of_thread.handle = cl.Kernel(self._program, self._name)
+            except cl.Error as error:
+                raise BuildError(f"the program of {self.label} has no such kernel: {error}") from error
         return handle
 
     def __call__(self, global_size: Sequence[int], local_size: Sequence[int] | None, *args: Any) -> Any:
@@ -105,7 +110,9 @@ class Kernel:
         handle = self._handle()
         try:
             handle.set_args(*(arg.buffer if isinstance(arg, DeviceArray) else arg for arg in args))
-            return cl.enqueue_nd_range_kernel(self.device.queue, handle, tuple(global_size), local_size and tuple(local_size))
+            return cl.enqueue_nd_range_kernel(
+                self.device.queue, handle, tuple(global_size), local_size and tuple(local_size)
+            )
         except cl.Error as error:
             raise MemtrainError(
                 f"kernel {self.label} did not launch on {self.device.info.name} with global size {tuple(global_size)}, "
@@ -140,8 +147,8 @@ def _build(device: Device, file: str, name: str, params: Mapping[str, Any]) -> A
 
 
 @functools.lru_cache(maxsize=4096)
-def _cached_kernel(device: Device, file: str, name: str, items: tuple[tuple[str, Any], ...]) -> Kernel:
-    params = dict(items)
+def _cached_kernel(device: Device, file: str, name: str, items: tuple[tuple[str, Any, type], ...]) -> Kernel:
+    params = {key: value for key, value, _ in items}
     return Kernel(device, _build(device, file, name, params), file, name, params)
 
 
@@ -150,4 +157,5 @@ def get_kernel(device: Device, file: str, name: str, **params: Any) -> Kernel:
 
     Raises BuildError with kernel, parameters, device and the compiler's log. Built once a process and constant set.
     """
-    return _cached_kernel(device, file, name, tuple(sorted(params.items())))
+    # With their types, since 1, 1.0 and True are equal and render differently.
+    return _cached_kernel(device, file, name, tuple((key, params[key], type(params[key])) for key in sorted(params)))

@@ -49,12 +49,17 @@ def _state_shape(device: Device, state: DeviceArray, rows: int, n: int, rule: Co
     return row_shape(device.info, rows, n, packed_words=words)
 
 
-def launch_codec(device: Device, name: str, source: DeviceArray, target: DeviceArray, groups: int) -> None:
-    """Enqueue pack_codes or unpack_codes over groups of four codes; nothing waits."""
-    words = groups_share_rows(device.info) and groups % 4 == 0 and min(source.alignment, target.alignment) >= 16
-    global_size, per = ((groups // 4,), 4) if words else flat_shape(device.info, groups)
+def launch_codec(device: Device, name: str, source: DeviceArray, target: DeviceArray, groups: int) -> Any:
+    """Enqueue pack_codes or unpack_codes over groups of four codes; nothing waits. The launch's event."""
+    info = device.info
+    whole = groups % 4 == 0 and min(source.alignment, target.alignment) >= 16
+    words = whole and groups_share_rows(info) and info.max_work_group_size >= 256
+    if words:
+        global_size, local_size, per = (-(-groups // 1024) * 256,), (256,), 4
+    else:
+        (global_size, per), local_size = flat_shape(info, groups), None
     kernel = _codec_kernel(device, name, words=words)
-    kernel(global_size, None, source, target, np.uint64(groups), np.uint64(per))
+    return kernel(global_size, local_size, source, target, np.uint64(groups), np.uint64(per))
 
 
 def _codec(name: str, source: torch.Tensor, target_shape: tuple[int, int], groups: int) -> torch.Tensor:
@@ -135,14 +140,14 @@ def launch_update(
     seed: int,
     row_offset: int,
     index_base: int,
-) -> None:
-    """Enqueue the update of the tile whose gradient is grad_w [R, in]; everything is on the device, nothing waits."""
+) -> Any:
+    """Enqueue the update of the tile whose gradient is grad_w [R, in]; everything is on the device, nothing waits. The launch's event."""
     rows, n = grad_w.shape
     shape = _state_shape(device, state, rows, n, rule)
     kernel = _row_kernel(device, "counter_update", rule, shape, grad_w)
     # Host scalars are float64 until here and rounded to float32 once: part of the rule.
     reals = (rule.lr, rule.lr_scale, rule.rms_beta, 1.0 - rule.rms_beta, rule.rms_eps, rule.clip, 1.0 / math.sqrt(n))
-    kernel(
+    return kernel(
         shape.global_size,
         shape.local_size,
         state,
