@@ -6,6 +6,7 @@ memory get the very same bytes where the device shares the host's memory, others
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -167,6 +168,20 @@ def from_numpy(device: Device, values: np.ndarray) -> DeviceArray:
     return array
 
 
+class _Borrowed:
+    """Memory of others under a buffer. It is given back only when no kernel can still touch it: OpenCL keeps a buffer
+    until the kernels that use it have ended, but knows nothing of who owns the bytes.
+    """
+
+    def __init__(self, device: Device, *owners: Any) -> None:
+        self._device = device
+        self._owners = owners
+
+    def __del__(self) -> None:
+        with contextlib.suppress(UnsupportedDevice):  # a forked child has no kernels to wait for
+            self._device.synchronize()
+
+
 def _alignment(address: int) -> int:
     return min(address & -address, 128) if address else 128
 
@@ -186,7 +201,7 @@ def wrap_host(device: Device, values: np.ndarray, *, owner: Any = None) -> Devic
         None,
         values.shape,
         values.dtype,
-        owner=(owner, values),
+        owner=_Borrowed(device, owner, values),
         shares_host=True,
         readonly=readonly,
         alignment=_alignment(values.ctypes.data),
@@ -268,7 +283,7 @@ def _from_opencl(source: Any, place: tuple[int, int], selector: str | int | Devi
         buffer,
         opened.shape,
         opened.dtype,
-        owner=opened.owner,
+        owner=_Borrowed(home, opened.owner),
         shares_host=home.info.unified_memory and bool(buffer.flags & reachable),
         readonly=opened.readonly or bool(buffer.flags & cl.mem_flags.READ_ONLY),
         alignment=alignment,
