@@ -1,0 +1,90 @@
+"""Fixtures for every test: seeds, the OpenCL devices, and the shapes that kernels take on each."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_device
+from memtrain_cl.verify import shapes_of
+
+
+def wanted_devices() -> list[DeviceInfo]:
+    """Every device; only those that MEMTRAIN_CL_DEVICE matches, by index or by a part of the label, where it is set."""
+    selector = os.environ.get("MEMTRAIN_CL_DEVICE", "")
+    infos = devices()
+    if selector.isdigit():
+        infos = infos[int(selector) : int(selector) + 1]
+    elif selector:
+        infos = [info for info in infos if selector.lower() in info.label.lower()]
+    if selector and not infos:
+        raise pytest.UsageError(f"MEMTRAIN_CL_DEVICE={selector!r} matches no OpenCL device")
+    return infos
+
+
+def short_name(info: DeviceInfo) -> str:
+    """A name for test ids: the platform, and the version too where two devices share the platform's name."""
+    words = info.platform.split("(")[0].replace(" ", "-")
+    alike = [other for other in devices() if other.platform == info.platform]
+    return words if len(alike) == 1 else f"{words}-{info.index}"
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 (libraries under test may draw from it)
+    torch.manual_seed(0)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "_opened" in metafunc.fixturenames:
+        infos = wanted_devices()
+        # Without any device the test runs, and fails with the message that names what to install.
+        metafunc.parametrize(
+            "_opened", infos or [None], ids=short_name if infos else ["none"], indirect=True, scope="session"
+        )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "device" in getattr(item, "fixturenames", ()):
+            item.add_marker("device")
+
+
+@pytest.fixture(scope="session")
+def _opened(request: pytest.FixtureRequest) -> Device:
+    info: DeviceInfo | None = request.param
+    return get_device(None if info is None else info.index)
+
+
+@pytest.fixture
+def device(_opened: Device) -> Iterator[Device]:
+    """Each OpenCL device in turn, current while the test runs."""
+    with use_device(_opened):
+        yield _opened
+
+
+_twins: dict[tuple[int, str], Device] = {}
+
+
+@pytest.fixture(params=["native", "other"])
+def shaped(request: pytest.FixtureRequest, device: Device) -> Iterator[Device]:
+    """Each device as it is, and so that kernels take their other shape there. Current while the test runs."""
+    other = "as a GPU" if device.info.type == "cpu" else "as a CPU"
+    key = (device.info.index, other if request.param == "other" else "native")
+    # One twin a session: kernels are cached by the device that asked for them.
+    _twins.setdefault(key, shapes_of(device)[key[1]])
+    with use_device(_twins[key]) as twin:
+        yield twin
+
+
+@pytest.fixture
+def discrete(device: Device) -> Iterator[Device]:
+    """The device as one with memory of its own: data is staged and layers keep their state there. Current meanwhile."""
+    with use_device(device.with_capabilities(unified_memory=False)) as twin:
+        yield twin
