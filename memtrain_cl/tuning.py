@@ -85,8 +85,10 @@ class MatmulShape:
 def matmul_shape(info: DeviceInfo, M: int, N: int) -> MatmulShape:
     """The shape for a result [M, N]."""
     if info.type != "cpu" and info.max_work_group_size >= 256:
-        # Large tiles reuse more; small results need more groups than large tiles would give.
-        tile = 128 if -(-M // 128) * -(-N // 128) >= 2 * info.compute_units else 64
+        # Large tiles reuse more; small results need more groups than large tiles would give. Both operands' tiles,
+        # 16 deep with a pad of 4, wait in local memory.
+        enough = -(-M // 128) * -(-N // 128) >= 2 * info.compute_units
+        tile = 128 if enough and info.local_mem_bytes >= 2 * 16 * (128 + 4) * 4 else 64
         grid = (-(-N // tile) * 16, -(-M // tile) * 16)
         return MatmulShape(1, tile, 1, 16, grid, (16, 16), 1)
     panels = -(-N // 16)
