@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from memtrain_cl import staging
@@ -44,12 +45,24 @@ class _Resident:
     stale: bool = False
 
 
+@dataclass
+class _Guest:
+    """A tensor in a visit. `contiguous` is itself, or a copy that the visit works on; `array` is its device memory."""
+
+    tensor: torch.Tensor
+    contiguous: torch.Tensor
+    array: DeviceArray
+    resident: _Resident | None = None
+    written: bool = False
+
+
 _residents: Any = WeakTensorKeyDictionary()
 
 
 def keep_resident(tensor: torch.Tensor) -> None:
     """Announce that `tensor` should stay on the device between visits. Costs nothing where memory is shared."""
-    if tensor not in _residents:
+    # What was made in inference mode has no version to tell when it changed; it travels each time.
+    if tensor not in _residents and not tensor.is_inference():
         _residents[tensor] = _Resident()
 
 
@@ -57,9 +70,20 @@ def refresh_host(tensor: torch.Tensor) -> None:
     """Make the host bytes of a resident tensor current (waits for the device when they were behind)."""
     resident = _residents.get(tensor)
     if resident is not None and resident.stale:
+        _require_unwritten(tensor, resident)
         staging.download(resident.array.device, resident.array.buffer, host_view(tensor))
         resident.stale = False
         resident.version = tensor._version
+
+
+def _require_unwritten(tensor: torch.Tensor, resident: _Resident) -> None:
+    """RuntimeError, once, when the host's copy was written while the device's was newer; the device's counts then."""
+    if resident.stale and resident.version != tensor._version:
+        resident.version = tensor._version
+        raise RuntimeError(
+            "a tensor that lives on the device was written through an old reference, and that is undone; "
+            "read it from its layer again before writing to it"
+        )
 
 
 def host_view(tensor: torch.Tensor) -> Any:
@@ -68,7 +92,7 @@ def host_view(tensor: torch.Tensor) -> Any:
         raise TypeError(f"expected a dense CPU tensor, got one of layout {tensor.layout} on {tensor.device}")
     bits = _BITS.get(tensor.dtype)
     plain = tensor.detach()
-    return (plain.view(bits) if bits else plain).resolve_neg().numpy()
+    return (plain.view(bits) if bits else plain).numpy()
 
 
 class Crossing:
@@ -76,15 +100,12 @@ class Crossing:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._written: list[tuple[torch.Tensor, DeviceArray]] = []
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._held: list[Any] = []
+        # By identity: a tensor that is named twice in a visit is one array, or its copies would overwrite each other.
+        self._guests: dict[int, _Guest] = {}
+        self._held: list[DeviceArray] = []
 
     def __enter__(self) -> Crossing:
         return self
-
-    def _resident(self, tensor: torch.Tensor) -> _Resident | None:
-        return None if self.device.info.unified_memory else _residents.get(tensor)
 
     def _arrive(self, tensor: torch.Tensor) -> DeviceArray:
         """A contiguous tensor's array on the device, holding its bytes."""
@@ -100,41 +121,49 @@ class Crossing:
         if resident.array is not None and resident.array.device.queue != self.device.queue:
             refresh_host(tensor)
             resident.array = None
+        _require_unwritten(tensor, resident)
         if resident.array is None or resident.version != tensor._version:
-            if resident.stale:
-                raise RuntimeError(
-                    "a tensor that lives on the device was written through an old reference; "
-                    "read it from its layer again before writing to it"
-                )
             resident.array = self._arrive(tensor)
             resident.version = tensor._version
         return resident.array
 
+    def _guest(self, tensor: torch.Tensor) -> _Guest:
+        guest = self._guests.get(id(tensor))
+        if guest is None:
+            resident = _residents.get(tensor)
+            if resident is not None and not self.device.info.unified_memory and tensor.is_contiguous():
+                guest = _Guest(tensor, tensor, self._arrive_resident(tensor, resident), resident)
+            else:
+                refresh_host(tensor)  # another device may hold newer bytes
+                contiguous = tensor.detach().resolve_conj().resolve_neg().contiguous()
+                guest = _Guest(tensor, contiguous, self._arrive(contiguous))
+            self._guests[id(tensor)] = guest
+        return guest
+
     def read(self, tensor: torch.Tensor) -> DeviceArray:
         """The values for kernels that only read them. Strided, offset and expanded tensors arrive contiguous."""
-        resident = self._resident(tensor)
-        if resident is not None and tensor.is_contiguous():
-            return self._arrive_resident(tensor, resident)
-        contiguous = tensor.detach().contiguous()
-        array = self._arrive(contiguous)
-        self._held.append((contiguous, array))
-        return array
+        return self._guest(tensor).array
 
     def update(self, tensor: torch.Tensor) -> DeviceArray:
-        """The tensor for kernels that change it in place; the host sees the change when the visit ends."""
-        resident = self._resident(tensor)
-        if resident is not None and tensor.is_contiguous():
-            array = self._arrive_resident(tensor, resident)
-            resident.stale = True
-            return array
-        contiguous = tensor.detach().contiguous()
-        array = self._arrive(contiguous)
-        if array.readonly:
+        """The tensor for kernels that change it in place; the host sees the change when the visit ends.
+
+        ValueError for read-only memory and for expanded tensors, whose elements share memory.
+        """
+        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise ValueError(
+                f"expected a tensor whose elements lie apart, got strides {tensor.stride()}; clone it first"
+            )
+        guest = self._guest(tensor)
+        if guest.array.readonly:
             raise ValueError("expected a tensor that may be written, got read-only memory")
-        if contiguous.data_ptr() != tensor.data_ptr():
-            self._copies.append((tensor, contiguous))
-        self._written.append((contiguous, array))
-        return array
+        guest.written = True
+        if not tensor.is_inference():
+            # As every in-place operation of torch does: autograd, and residents on other devices, must know.
+            increment_version(tensor)
+        if guest.resident is not None:
+            guest.resident.stale = True
+            guest.resident.version = tensor._version
+        return guest.array
 
     def output(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, DeviceArray]:
         """A fresh tensor that kernels fill, and its array."""
@@ -144,7 +173,7 @@ class Crossing:
         array = (
             wrap_host(self.device, values, owner=tensor) if shared else empty(self.device, values.shape, values.dtype)
         )
-        self._written.append((tensor, array))
+        self._guests[id(tensor)] = _Guest(tensor, tensor, array, written=True)
         return tensor, array
 
     def scratch(self, shape: Sequence[int], dtype: Any) -> DeviceArray:
@@ -163,24 +192,30 @@ class Crossing:
                 # Kernels already queued use memory that is about to be freed.
                 self.device.synchronize()
         finally:
-            self._written.clear()
+            self._guests.clear()
             self._held.clear()
 
     def _bring_home(self) -> None:
-        written = [(tensor, array) for tensor, array in self._written if array.buffer is not None]
+        written = [
+            guest
+            for guest in self._guests.values()
+            if guest.written and guest.resident is None and guest.array.buffer is not None
+        ]
+        for guest in written:
+            self._fetch(guest.array, guest.contiguous)
+        if self.device.info.unified_memory and not written:
+            self.device.synchronize()
+        for guest in written:
+            if guest.contiguous.data_ptr() != guest.tensor.data_ptr():
+                with torch.no_grad():
+                    guest.tensor.copy_(guest.contiguous)
+
+    def _fetch(self, array: DeviceArray, tensor: torch.Tensor) -> None:
         if self.device.info.unified_memory:
-            cl = import_pyopencl()
-            flags = cl.map_flags.READ
-            for _, array in written:
-                mapped, _event = cl.enqueue_map_buffer(
-                    self.device.queue, array.buffer, flags, 0, array.shape, array.dtype, is_blocking=True
-                )
-                mapped.base.release(self.device.queue)
-            if not written:
-                self.device.queue.finish()
+            flags = import_pyopencl().map_flags.READ
+            mapped, _event = import_pyopencl().enqueue_map_buffer(
+                self.device.queue, array.buffer, flags, 0, array.shape, array.dtype, is_blocking=True
+            )
+            mapped.base.release(self.device.queue)
         else:
-            for tensor, array in written:
-                staging.download(self.device, array.buffer, host_view(tensor))
-        for tensor, contiguous in self._copies:
-            with torch.no_grad():
-                tensor.copy_(contiguous)
+            staging.download(self.device, array.buffer, host_view(tensor))

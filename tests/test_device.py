@@ -134,6 +134,7 @@ def test_pyopencl_ctx_without_a_match(value: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.device
 def test_use_device_nests_and_ends(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    room._current.set(None)  # the fixture's; it is set back when the test ends
     monkeypatch.setenv("MEMTRAIN_CL_DEVICE", "matches nothing")
     twin = device.with_capabilities(max_work_group_size=64)
     with use_device(device.info.index) as outer:

@@ -33,11 +33,6 @@ def shared(device: Device) -> Device:
     return device
 
 
-@pytest.fixture
-def discrete(device: Device) -> Device:
-    return device.with_capabilities(unified_memory=False)
-
-
 class Exporter:
     """A foreign object that hands out what it was given."""
 

@@ -246,7 +246,7 @@ def test_temporaries_live_until_their_kernel_has_ended(device: Device, write: Wr
     slow = get_kernel(device, write("slow", SCALE), "scale", OFFSET="0.0f", ROUNDS=2000)
     values = np.arange(4096, dtype=np.float32)
     outputs = []
-    for turn in range(20):
+    for turn in range(5):
         y = empty(device, values.shape, np.float32)
         launch(slow, from_numpy(device, values + turn), y, 2.0)
         gc.collect()
@@ -307,7 +307,7 @@ def test_builds_of_one_text_leave_memory_flat(device: Device, write: Write, monk
         gc.collect()
 
     monkeypatch.setattr(program, "_programs", {})
-    build(30)
+    build(10)
     before = resident_bytes()
-    build(100)
-    assert resident_bytes() - before < 24 << 20
+    build(50)
+    assert resident_bytes() - before < 16 << 20
