@@ -60,6 +60,7 @@ void counter_update(__global uchar *state, __global float *scale, __global float
                     const float one_minus_beta, const float eps, const float clip, const float inv_sqrt_in) {
     const uint first = get_global_id(0) * per;
     const uint last = min(first + per, rows);
+    const uint mixed = seed ^ seed >> 16;
     uint events = 0;
     uint flips = 0;
     uint skipped = 0;
@@ -86,10 +87,10 @@ void counter_update(__global uchar *state, __global float *scale, __global float
         uint8 flipped = (uint8)(0);
         uint8 at_8 = low + (uint8)(0, 1, 2, 3, 4, 5, 6, 7);
         for (uint j = 0; j < vector_end; j += 8, at_8 += 8) {
-            const uint8 inner = hash_u32_8(at_8 ^ salt);
+            const uint8 head = hash_head_8(at_8 ^ salt);
             const float8 g = vload8(0, grad + j);
             const uint8 codes = ${"cc_load_8(row + j / 4 * 3)" if PACKED else "convert_uint8(vload8(0, row + j))"};
-            const float8 now = tick_8(${centred("codes", 8)}, g, step.k, step.r, seed ^ inner, &moved, &flipped);
+            const float8 now = tick_8(${centred("codes", 8)}, g, step.k, step.r, head, mixed, &moved, &flipped);
             const uint8 ticked = ${codes_of("now", 8)};
             ${"cc_store_8(row + j / 4 * 3, ticked)" if PACKED else "vstore8(convert_uchar8(ticked), 0, row + j)"};
         }
@@ -98,8 +99,8 @@ void counter_update(__global uchar *state, __global float *scale, __global float
             uint now[4] = {codes.x, codes.y, codes.z, codes.w};
             for (uint e = 0; e < 4 && 4 * q + e < n; e++) {
                 const uint at = low + 4 * q + e;
-                const uint inner = hash_u32_1(at ^ (at < low ? index_salt(high + 1) : salt));
-                const float tick = tick_1(${centred("now[e]", "")}, grad[4 * q + e], step.k, step.r, seed ^ inner, &events, &flips);
+                const uint head = hash_head_1(at ^ (at < low ? index_salt(high + 1) : salt));
+                const float tick = tick_1(${centred("now[e]", "")}, grad[4 * q + e], step.k, step.r, head, mixed, &events, &flips);
                 now[e] = ${codes_of("tick", "")};
             }
             store_codes_4(row, q, n, (uint4)(now[0], now[1], now[2], now[3]));

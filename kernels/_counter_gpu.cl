@@ -1,15 +1,11 @@
 // GPU shape of the row kernels: a work-group of WG_SIZE items a row. Item i owns the groups of four columns i, i + WG_SIZE, ...;
 // the first HELD of them stay in registers between the sums and the ticks, longer rows read the rest a second time.
 //
-// STAGED = 1 (packed rows of whole words that HELD covers): the row's packed bytes pass through local memory, so that global
-// memory sees whole words, read once and written once.
-//
 // Lanes: group q holds lanes 4q..4q+3 mod 1024, so with SLOTS = 256/WG_SIZE an item keeps SLOTS float4 of lanes, group m of the
 // item in slot m mod SLOTS.
 <%
 SLOTS = max(1, min(256 // WG_SIZE, HELD))
 STAGE = min(WG_SIZE, 16)
-
 %>
 typedef struct {
     float4 sq[${SLOTS}];
@@ -18,7 +14,8 @@ typedef struct {
 
 inline void add_group(Lanes *lanes, uint slot, float4 g, uint word) {
     lanes->sq[slot] += g * g;
-    lanes->gt[slot] += g * code_ternary_4(word_centred(word));
+    // g*t is exact, so adding it by a fused operation rounds the same.
+    lanes->gt[slot] = EXACT_MAD(g, code_ternary_4(word_centred(word)), lanes->gt[slot]);
 }
 
 // The work-group's lanes added in the one order; the result is whole in item 0. Lanes lie in local memory in their own order, so
@@ -47,35 +44,7 @@ inline float2 reduce_lanes(Lanes *lanes, __local float *sq, __local float *gt) {
     return sums;
 }
 
-% if STAGED:
-// The 24-bit group at byte 3*q of staged words.
-inline uint staged_group(const __local uint *staged, uint q) {
-    const uint word = 3 * q / 4;
-    return (uint)(as_ulong((uint2)(staged[word], staged[word + 1])) >> (3 * q % 4 * 8));
-}
-
-inline void stage_group(__local uint *staged, uint q, uint group) {
-    __local uchar *bytes = (__local uchar *)staged + 3 * q;
-    bytes[0] = (uchar)group;
-    bytes[1] = (uchar)(group >> 8);
-    bytes[2] = (uchar)(group >> 16);
-}
-% endif
-
-<%def name="stage_row()">
-% if STAGED:
-    __local uint staged[${WG_SIZE * HELD * 3 // 4 + 1}];
-    const uint words = n / 16 * 3;
-    for (uint w = lid; w < words; w += ${WG_SIZE}) staged[w] = ((const __global uint *)row)[w];
-    if (lid == 0) staged[words] = 0;
-    barrier(CLK_LOCAL_MEM_FENCE);
-% endif
-</%def>
-
-<%def name="word_at(q)">${f"staged_group(staged, {q})" if STAGED else f"load_word_4(row, {q}, n)"}</%def>
-
 <%def name="gather()">
-    ${stage_row()}
     // Reads the row once and adds it to the lanes, keeping its first HELD groups. All loads come first and without
     // conditions, so that they are in flight together; an item beyond the row's end reads the last group and drops it.
     const uint groups = (n + 3) / 4;
@@ -83,9 +52,9 @@ inline void stage_group(__local uint *staged, uint q, uint group) {
     uint held_words[${HELD}];
     #pragma unroll
     for (uint m = 0; m < ${HELD}; m++) {
-        const uint q = min(lid + ${WG_SIZE} * m, groups - 1);
+        const uint q = ${f'lid + {WG_SIZE} * m' if EVEN else f'min(lid + {WG_SIZE} * m, groups - 1)'};
         held_grad[m] = load_grad_4(grad, q, n);
-        held_words[m] = ${word_at('q')};
+        held_words[m] = load_word_4(row, q, n);
     }
     Lanes lanes;
     #pragma unroll
@@ -95,14 +64,18 @@ inline void stage_group(__local uint *staged, uint q, uint group) {
     }
     #pragma unroll
     for (uint m = 0; m < ${HELD}; m++) {
+% if EVEN:
+        add_group(&lanes, m % ${SLOTS}, held_grad[m], held_words[m]);
+% else:
         const float4 g = (lid + ${WG_SIZE} * m < groups) ? held_grad[m] : (float4)(0.0f);
         add_group(&lanes, m % ${SLOTS}, g, held_words[m]);
+% endif
     }
     for (uint base = lid + ${WG_SIZE * HELD}; base < groups; base += ${WG_SIZE * SLOTS}) {
         #pragma unroll
         for (uint s = 0; s < ${SLOTS}; s++) {
             const uint q = base + ${WG_SIZE} * s;
-            if (q < groups) add_group(&lanes, s, load_grad_4(grad, q, n), ${word_at('q')});
+            if (q < groups) add_group(&lanes, s, load_grad_4(grad, q, n), load_word_4(row, q, n));
         }
     }
 </%def>
@@ -123,28 +96,35 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
 }
 
 <%def name="tick_group(g, word)">
-        // The index passes 2^32 inside a row at most once; a group of four may straddle that border only where rows are not
-        // multiples of four long. One element at a time: compilers make more of plain conditions than of vector ones.
-        const uint at = low + 4 * q;
         const float4 gradient = ${g};
         const float4 old = word_centred(${word});
         float4 now = old;
-% for e, lane in enumerate("xyzw"):
-        {
-            const uint index = at + ${e};
-            const uint inner = hash_u32_1(index ^ (${"at" if PACKED else "index"} < low ? salt_after : salt));
+        const uint at = low + 4 * q;
 % if PACKED:
-            now.${lane} = tick_1(old.${lane}, gradient.${lane}, k, r, seed ^ inner, &events, &flips);
-% else:
-            if (4 * q + ${e} < n) now.${lane} = tick_1(old.${lane}, gradient.${lane}, k, r, seed ^ inner, &events, &flips);
+        // Rows and their first index are multiples of four: the group's indices differ in their last two bits alone, and none of
+        // them passes 2^32 without the others.
+        const uint base = at ^ (at < low ? salt_after : salt);
+        const uint shifted = base ^ base >> 16;
 % endif
+        // One element at a time: compilers make more of plain conditions than of vector ones.
+% for e, lane in enumerate("xyzw"):
+% if PACKED:
+        {
+            uint head = (shifted ^ ${e}u) * 0x7feb352du;
+            head = (head ^ head >> 15) * 0x846ca68bu;
+            now.${lane} = tick_1(old.${lane}, gradient.${lane}, k, r, head, mixed, &events, &flips);
         }
+% else:
+        if (4 * q + ${e} < n) {
+            const uint head = hash_head_1((at + ${e}) ^ (at + ${e} < low ? salt_after : salt));
+            now.${lane} = tick_1(old.${lane}, gradient.${lane}, k, r, head, mixed, &events, &flips);
+        }
+% endif
 % endfor
 % if PACKED:
         // The 24-bit group as one exact sum; each code is its centred value plus ${3 * C - 2}.
         const float sum = EXACT_MAD(now.w, 262144.0f, EXACT_MAD(now.z, 4096.0f, EXACT_MAD(now.y, 64.0f, now.x)));
-        const uint group = (uint)(sum + ${(3 * C - 2) * (1 + 64 + 4096 + 262144)}.0f);
-        ${"stage_group(staged, q, group)" if STAGED else "cc_store_group(row + 3 * (size_t)q, group)"};
+        cc_store_group(row + 3 * (size_t)q, (uint)(sum + ${(3 * C - 2) * (1 + 64 + 4096 + 262144)}.0f));
 % else:
         store_codes_4(row, q, n, ${codes_of("now", 4)});
 % endif
@@ -190,9 +170,10 @@ void counter_update(__global uchar *state, __global float *scale, __global float
     // The state too: items beyond the row's end have read its last group, which its owner is about to write.
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     const uint skip = shared_skip;
-    uint events = 0;
-    uint flips = 0;
     if (!skip) {
+        float events = 0.0f;
+        float flips = 0.0f;
+        const uint mixed = seed ^ seed >> 16;
         const float k = shared_k;
         const float r = shared_r;
         const ulong index = index_base + (ulong)tile_row * n;
@@ -202,21 +183,16 @@ void counter_update(__global uchar *state, __global float *scale, __global float
         #pragma unroll
         for (uint m = 0; m < ${HELD}; m++) {
             const uint q = lid + ${WG_SIZE} * m;
-            if (q < groups) {
+            ${"" if EVEN else "if (q < groups)"} {
                 ${tick_group("held_grad[m]", "held_words[m]")}
             }
         }
         for (uint q = lid + ${WG_SIZE * HELD}; q < groups; q += ${WG_SIZE}) {
             ${tick_group("load_grad_4(grad, q, n)", "load_word_4(row, q, n)")}
         }
-        atomic_add(&shared_events, events);
-        atomic_add(&shared_flips, flips);
+        atomic_add(&shared_events, (uint)events);
+        atomic_add(&shared_flips, (uint)flips);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-% if STAGED:
-    if (!skip) {
-        for (uint w = lid; w < words; w += ${WG_SIZE}) ((__global uint *)row)[w] = staged[w];
-    }
-% endif
     if (lid == 0) count_row(totals, shared_events, shared_flips, skip);
 }

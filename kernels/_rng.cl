@@ -1,21 +1,32 @@
 // Counter-based random numbers: a 32-bit hash of (seed, stream, element), never of work-group shape or global state.
-// hash_u32 is the published mixer; u = (hash_u32(x) & 0xffffff) / 2^24 is exact in float32.
+// hash_u32 is the published mixer; uniform01(x) = (hash_u32(x) & 0xffffff) / 2^24 is exact in float32.
 // Needs: VECTOR_WIDTHS, the vector widths for which the functions are made (1 means scalar).
 
 % for W in VECTOR_WIDTHS:
 <% S = "" if W == 1 else str(W) %>
-inline uint${S} hash_u32_${W}(uint${S} x) {
+// The hash up to its last step, which is x ^= x >> 16.
+inline uint${S} hash_head_${W}(uint${S} x) {
     x ^= x >> 16;
     x *= 0x7feb352du;
     x ^= x >> 15;
     x *= 0x846ca68bu;
-    x ^= x >> 16;
     return x;
 }
 
-inline float${S} uniform01_${W}(uint${S} x) {
+inline uint${S} hash_u32_${W}(uint${S} x) {
+    x = hash_head_${W}(x);
+    return x ^ x >> 16;
+}
+
+// uniform01(seed ^ hash_u32(i)) from head = hash_head(i) and mixed = seed ^ seed >> 16. The inner hash's last step and the outer
+// one's first cancel: with z = seed ^ head ^ head>>16, z ^ z>>16 is head ^ seed ^ seed>>16.
+inline float${S} uniform_of_${W}(uint${S} head, uint mixed) {
+    uint${S} x = head ^ mixed;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
     // Through a signed integer: the value has 24 bits, and CPUs convert signed lanes in one instruction.
-    return convert_float${S}(as_int${S}(hash_u32_${W}(x) & 0xffffffu)) * 5.9604644775390625e-8f;
+    return convert_float${S}(as_int${S}((x ^ x >> 16) & 0xffffffu)) * 5.9604644775390625e-8f;
 }
 % endfor
 

@@ -1,20 +1,36 @@
 // The counter automaton on one element or one vector of elements, in exact small-integer float32 arithmetic.
-// Needs: C, VECTOR_WIDTHS, _rng.cl, _counter_state.cl. The caller's file says FP_CONTRACT OFF.
+// Needs: C, GPU, VECTOR_WIDTHS, _rng.cl, _counter_state.cl. The caller's file says FP_CONTRACT OFF.
 <%
 LEVELS = 2 * C - 1
 %>
+<%doc>
+Counting costs a compare and an add on CPUs. GPUs run compares on the pipe that the hash already fills, so there the square of an
+integer difference, cut at one, is added on the other.
+</%doc>
+<%def name="count(total, difference, kind)">
+% if GPU:
+    ${total} += clamp((${difference}) * (${difference}), 0.0f, 1.0f);
+% else:
+    ${total} += (${difference} != 0.0f) ? (uint${kind})(1) : (uint${kind})(0);
+% endif
+</%def>
+
 % for W in VECTOR_WIDTHS:
-<% S = "" if W == 1 else str(W) %>
-// One tick: the code's value centred = t*(2C-1) + c -> the new one. k = (lr/denom)*(C/s_new), r = s_old/s_new; `random` is
-// hashed to the rounding's u. Adds to *events where the counter moved and to *flips where the ternary weight changed.
-inline float${S} tick_${W}(float${S} centred, float${S} g, float k, float r, uint${S} random, uint${S} *events, uint${S} *flips) {
+<%
+S = "" if W == 1 else str(W)
+COUNT = "float" if GPU else "uint"
+%>
+// One tick: the code's value centred = t*(2C-1) + c -> the new one. k = (lr/denom)*(C/s_new), r = s_old/s_new; head and mixed give
+// the rounding's u. Adds to *events where the counter moved and to *flips where the ternary weight changed.
+inline float${S} tick_${W}(float${S} centred, float${S} g, float k, float r, uint${S} head, uint mixed, ${COUNT}${S} *events,
+                    ${COUNT}${S} *flips) {
     const float${S} t = code_ternary_${W}(centred);
     const float${S} c = EXACT_MAD(t, (float${S})(${-LEVELS}.0f), centred);
 
     // cc = floor(val) + (u < val - floor(val)). No clamp to +-4C is needed: the position below is cut at the walls.
     const float${S} val = c * r - g * k;
     const float${S} below = floor(val);
-    const float${S} cc = (uniform01_${W}(random) < val - below) ? below + 1.0f : below;
+    const float${S} cc = (uniform_of_${W}(head, mixed) < val - below) ? below + 1.0f : below;
 
     // carry = trunc(cc/C), t' = clamp(t + carry), rest = cc - carry*C, the pressure kept at a blocked wall: all of it is the
     // position p = t*C + cc, cut at the walls +-(2C-1). A weight that comes from below is floor(p/C), one that comes from
@@ -23,9 +39,10 @@ inline float${S} tick_${W}(float${S} centred, float${S} g, float k, float r, uin
     const float${S} against = as_float${S}((as_uint${S}(cc) & 0x80000000u) ^ as_uint(${repr(0.5 / C - 0.5)}f));
     const float${S} turned = (EXACT_MAD(p, (float${S})(${repr(1.0 / C)}f), against) + ROUND_MAGIC) - ROUND_MAGIC;
 
-    // select() and not ?:, of which Oclgrind makes 255 where a vector's lane is true.
-    *events += select((uint${S})(0), (uint${S})(1), cc != c);
-    *flips += select((uint${S})(0), (uint${S})(1), turned != t);
+    const float${S} moved = cc - c;
+    const float${S} changed = turned - t;
+    ${count("*events", "moved", S)}
+    ${count("*flips", "changed", S)}
     return EXACT_MAD(turned, (float${S})(${C - 1}.0f), p);
 }
 % endfor

@@ -8,63 +8,19 @@
 #include "_code6.cl"
 #include "_counter_state.cl"
 
-% if WORDS:
-// GPU shape: an item owns sixteen codes, a work-group 256 items; the three words of an item pass through local memory, so that
-// global memory is read and written sixteen bytes an item.
-#define BLOCK_WORDS 768
-
-// codes uchar [4*groups] -> packed uchar [3*groups].
-__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void pack_codes(const __global uchar *codes, __global uchar *packed, const ulong groups, const ulong per) {
-    __local uint staged[BLOCK_WORDS] __attribute__((aligned(16)));
-    const uint lid = get_local_id(0);
-    const ulong i = get_global_id(0);
-    if (4 * i < groups) {
-        const uint4 words = ((const __global uint4 *)codes)[i];
-        const uint4 group = (words & 0x3fu) | (words >> 2 & 0xfc0u) | (words >> 4 & 0x3f000u) | (words >> 6 & 0xfc0000u);
-        staged[3 * lid] = group.x | group.y << 24;
-        staged[3 * lid + 1] = group.y >> 8 | group.z << 16;
-        staged[3 * lid + 2] = group.z >> 16 | group.w << 8;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    const ulong first = get_group_id(0) * (ulong)BLOCK_WORDS;
-    const uint count = (uint)min((ulong)BLOCK_WORDS, groups / 4 * 3 - first);
-    __global uint *target = (__global uint *)packed + first;
-    const uint w = 4 * lid;
-    if (w + 4 <= count) {
-        ((__global uint4 *)target)[lid] = ((const __local uint4 *)staged)[lid];
-    } else {
-        for (uint j = w; j < count; j++) target[j] = staged[j];
-    }
-}
-
-// packed uchar [3*groups] -> codes uchar [4*groups].
-__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void unpack_codes(const __global uchar *packed, __global uchar *codes, const ulong groups, const ulong per) {
-    __local uint staged[BLOCK_WORDS] __attribute__((aligned(16)));
-    const uint lid = get_local_id(0);
-    const ulong first = get_group_id(0) * (ulong)BLOCK_WORDS;
-    const uint count = (uint)min((ulong)BLOCK_WORDS, groups / 4 * 3 - first);
-    const __global uint *source = (const __global uint *)packed + first;
-    const uint w = 4 * lid;
-    if (w + 4 <= count) {
-        ((__local uint4 *)staged)[lid] = ((const __global uint4 *)source)[lid];
-    } else {
-        for (uint j = w; j < count; j++) staged[j] = source[j];
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    const ulong i = get_global_id(0);
-    if (4 * i >= groups) return;
-    const uint a = staged[3 * lid];
-    const uint b = staged[3 * lid + 1];
-    const uint c = staged[3 * lid + 2];
-    const uint4 group = (uint4)(a, a >> 24 | b << 8, b >> 16 | c << 16, c >> 8);
-    ((__global uint4 *)codes)[i] =
-        (group & 0x3fu) | (group << 2 & 0x3f00u) | (group << 4 & 0x3f0000u) | (group << 6 & 0x3f000000u);
-}
-% else:
 // codes uchar [4*groups] -> packed uchar [3*groups]; a work-item owns `per` groups in a row.
 __kernel void pack_codes(const __global uchar *codes, __global uchar *packed, const ulong groups, const ulong per) {
+% if WORDS:
+    // Sixteen codes an item, in whole words on both sides.
+    const ulong i = get_global_id(0);
+    if (4 * i >= groups) return;
+    const uint4 words = ((const __global uint4 *)codes)[i];
+    const uint4 group = (words & 0x3fu) | (words >> 2 & 0xfc0u) | (words >> 4 & 0x3f000u) | (words >> 6 & 0xfc0000u);
+    __global uint *target = (__global uint *)packed + 3 * i;
+    target[0] = group.x | group.y << 24;
+    target[1] = group.y >> 8 | group.z << 16;
+    target[2] = group.z >> 16 | group.w << 8;
+% else:
     const ulong first = get_global_id(0) * per;
     const ulong last = min(first + per, groups);
     ulong q = first;
@@ -72,10 +28,22 @@ __kernel void pack_codes(const __global uchar *codes, __global uchar *packed, co
     for (; q + 2 <= last; q += 2) cc_store_8(packed + 3 * q, convert_uint8(vload8(0, codes + 4 * q)) & 63u);
 % endif
     for (; q < last; q++) cc_store_group(packed + 3 * q, cc_pack4(convert_uint4(vload4(q, codes)) & 63u));
+% endif
 }
 
 // packed uchar [3*groups] -> codes uchar [4*groups]; a work-item owns `per` groups in a row.
 __kernel void unpack_codes(const __global uchar *packed, __global uchar *codes, const ulong groups, const ulong per) {
+% if WORDS:
+    const ulong i = get_global_id(0);
+    if (4 * i >= groups) return;
+    const __global uint *source = (const __global uint *)packed + 3 * i;
+    const uint a = source[0];
+    const uint b = source[1];
+    const uint c = source[2];
+    const uint4 group = (uint4)(a, a >> 24 | b << 8, b >> 16 | c << 16, c >> 8);
+    ((__global uint4 *)codes)[i] =
+        (group & 0x3fu) | (group << 2 & 0x3f00u) | (group << 4 & 0x3f0000u) | (group << 6 & 0x3f000000u);
+% else:
     const ulong first = get_global_id(0) * per;
     const ulong last = min(first + per, groups);
     ulong q = first;
@@ -83,8 +51,8 @@ __kernel void unpack_codes(const __global uchar *packed, __global uchar *codes, 
     for (; q + 2 <= last; q += 2) vstore8(convert_uchar8(cc_load_8(packed + 3 * q)), 0, codes + 4 * q);
 % endif
     for (; q < last; q++) vstore4(convert_uchar4(cc_unpack4(cc_load_group(packed + 3 * q))), q, codes);
-}
 % endif
+}
 
 // dense float32 [rows, n] = scale[row] * t; a work-item owns `per` groups of four of the row get_global_id(1).
 __kernel void decode_dense(const __global uchar *state, const __global float *scale, __global float *dense, const uint n, const uint per) {

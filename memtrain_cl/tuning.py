@@ -37,15 +37,14 @@ class RowShape:
     gpu: int
     wg_size: int
     held: int
-    staged: int
+    even: int
     global_size: tuple[int, ...]
     local_size: tuple[int, ...]
     per: int
 
 
-def row_shape(info: DeviceInfo, rows: int, columns: int, *, packed_words: bool = False) -> RowShape:
-    """The shape for `rows` rows of `columns` elements. packed_words: rows are packed codes in whole aligned words, which may then
-    pass through local memory."""
+def row_shape(info: DeviceInfo, rows: int, columns: int) -> RowShape:
+    """The shape for `rows` rows of `columns` elements."""
     if not groups_share_rows(info):
         per = max(1, -(-rows // (info.compute_units * BLOCKS_PER_UNIT)))
         return RowShape(0, 1, 1, 0, (-(-rows // per),), (1,), per)
@@ -55,10 +54,8 @@ def row_shape(info: DeviceInfo, rows: int, columns: int, *, packed_words: bool =
     slots = max(1, min(LARGEST_GROUP // wg_size, power_of_two_at_least(-(-groups // wg_size))))
     # A multiple of the slots, so that a group's slot is known when the kernel is compiled.
     held = max(slots, min(HELD_LIMIT, slots * -(-(-(-groups // wg_size)) // slots)))
-    # Beside the packed row the local memory holds two float4 an item, for the sums.
-    local_bytes = 3 * wg_size * held + 32 * wg_size
-    staged = packed_words and groups <= wg_size * held and local_bytes + 1024 <= info.local_mem_bytes
-    return RowShape(1, wg_size, held, int(staged), (rows * wg_size,), (wg_size,), 1)
+    even = groups == wg_size * held
+    return RowShape(1, wg_size, held, int(even), (rows * wg_size,), (wg_size,), 1)
 
 
 def flat_shape(info: DeviceInfo, units: int) -> tuple[tuple[int, ...], int]:

@@ -31,7 +31,7 @@ def _row_kernel(device: Device, name: str, rule: CounterRule, shape: RowShape, g
         ALIGNED=int(rows_aligned(grad_w, grad_w.shape[1])),
         WG_SIZE=shape.wg_size,
         HELD=shape.held,
-        STAGED=shape.staged,
+        EVEN=shape.even,
         LAGGED=int(rule.lagged and rule.use_rms),
         USE_RMS=int(rule.use_rms),
         CLIP=int(rule.clip > 0),
@@ -44,22 +44,13 @@ def _codec_kernel(device: Device, name: str, *, words: bool = False, C: int = 1,
     return get_kernel(device, "codec", name, GPU=gpu, WORDS=int(words), C=C, PACKED=int(packed))
 
 
-def _state_shape(device: Device, state: DeviceArray, rows: int, n: int, rule: CounterRule) -> RowShape:
-    words = rule.packed and n % 16 == 0 and state.alignment >= 4
-    return row_shape(device.info, rows, n, packed_words=words)
-
-
 def launch_codec(device: Device, name: str, source: DeviceArray, target: DeviceArray, groups: int) -> Any:
     """Enqueue pack_codes or unpack_codes over groups of four codes; nothing waits. The launch's event."""
-    info = device.info
     whole = groups % 4 == 0 and min(source.alignment, target.alignment) >= 16
-    words = whole and groups_share_rows(info) and info.max_work_group_size >= 256
-    if words:
-        global_size, local_size, per = (-(-groups // 1024) * 256,), (256,), 4
-    else:
-        (global_size, per), local_size = flat_shape(info, groups), None
+    words = whole and groups_share_rows(device.info)
+    global_size, per = ((groups // 4,), 4) if words else flat_shape(device.info, groups)
     kernel = _codec_kernel(device, name, words=words)
-    return kernel(global_size, local_size, source, target, np.uint64(groups), np.uint64(per))
+    return kernel(global_size, None, source, target, np.uint64(groups), np.uint64(per))
 
 
 def _codec(name: str, source: torch.Tensor, target_shape: tuple[int, int], groups: int) -> torch.Tensor:
@@ -117,7 +108,7 @@ def row_statistics(state: torch.Tensor, grad_w: torch.Tensor, *, C: int, packed:
         result, sums = cross.output((rows, 2))
         codes, grad = cross.read(state), cross.read(grad_w)
         rule = CounterRule(C, packed, lr=0.0, lr_scale=0.0)
-        shape = _state_shape(device, codes, rows, n, rule)
+        shape = row_shape(device.info, rows, n)
         kernel = _row_kernel(device, "row_statistics", rule, shape, grad)
         kernel(shape.global_size, shape.local_size, codes, grad, sums, np.uint32(n), np.uint32(rows), np.uint32(shape.per))
     return result
@@ -143,7 +134,7 @@ def launch_update(
 ) -> Any:
     """Enqueue the update of the tile whose gradient is grad_w [R, in]; everything is on the device, nothing waits. The launch's event."""
     rows, n = grad_w.shape
-    shape = _state_shape(device, state, rows, n, rule)
+    shape = row_shape(device.info, rows, n)
     kernel = _row_kernel(device, "counter_update", rule, shape, grad_w)
     # Host scalars are float64 until here and rounded to float32 once: part of the rule.
     reals = (rule.lr, rule.lr_scale, rule.rms_beta, 1.0 - rule.rms_beta, rule.rms_eps, rule.clip, 1.0 / math.sqrt(n))
@@ -205,6 +196,9 @@ def counter_update_(
     require_tensor("grad_w", grad_w, torch.float32, (None, None))
     rows, n = grad_w.shape
     out = require_update(state, scale, v, totals, n, rule, seed)
+    base = row_offset * n if index_base is None else index_base
+    if rule.packed and base % 4:
+        raise ValueError(f"expected index_base divisible by 4 for packed rows, got {base}")
     if not 0 <= row_offset <= out - rows:
         raise ValueError(f"expected rows {row_offset}..{row_offset + rows} within the layer's {out}")
     if rows * n == 0:
@@ -221,7 +215,7 @@ def counter_update_(
             rule,
             seed=seed,
             row_offset=row_offset,
-            index_base=row_offset * n if index_base is None else index_base,
+            index_base=base,
         )
 
 
