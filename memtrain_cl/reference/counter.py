@@ -25,13 +25,13 @@ from memtrain_cl.reference.codes import decode_state, encode_state, hash_u32, un
 
 
 def pack_codes(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 codes [out, in] below 64 -> packed uint8 [out, in/4*3].
+    """uint8 codes [out, in] (the low six bits count) -> packed uint8 [out, in/4*3].
 
     Three bytes are the little-endian number c0 | c1<<6 | c2<<12 | c3<<18.
     """
     if codes.shape[1] % 4:
         raise ValueError(f"expected in_features divisible by 4 for 6-bit packing, got {codes.shape[1]}")
-    c = codes.to(torch.int64).reshape(codes.shape[0], codes.shape[1] // 4, 4)
+    c = (codes.to(torch.int64) & 63).reshape(codes.shape[0], codes.shape[1] // 4, 4)
     number = c[..., 0] | c[..., 1] << 6 | c[..., 2] << 12 | c[..., 3] << 18
     shifts = torch.tensor([0, 8, 16])
     return ((number.unsqueeze(-1) >> shifts) & 255).to(torch.uint8).reshape(codes.shape[0], codes.shape[1] // 4 * 3)
