@@ -175,23 +175,25 @@ def _hardware_key(info: DeviceInfo, handle: Any) -> tuple[Any, ...]:
 
 def platforms() -> list[tuple[str, str, int]]:
     """(name, version, number of devices) of every OpenCL platform, also of those without a device."""
+    count = collections.Counter(handle.platform.int_ptr for _, handle in _inventory())
+    return [
+        (platform.name.strip(), platform.version.strip(), count[platform.int_ptr]) for platform in _platform_handles()
+    ]
+
+
+def _platform_handles() -> list[Any]:
+    # By name: the loader's order is that of a folder on disk, and an index must mean one device in every process.
     cl = import_pyopencl()
     try:
-        found = cl.get_platforms()
+        return sorted(cl.get_platforms(), key=lambda platform: (platform.name, platform.version))
     except cl.Error:
         return []
-    count = collections.Counter(handle.platform.int_ptr for _, handle in _inventory())
-    return [(platform.name.strip(), platform.version.strip(), count[platform.int_ptr]) for platform in found]
 
 
 def _list_handles() -> list[tuple[Any, Any]]:
     cl = import_pyopencl()
-    try:
-        platforms = cl.get_platforms()
-    except cl.Error:
-        return []
     found = []
-    for platform in platforms:
+    for platform in _platform_handles():
         try:
             handles = platform.get_devices()
         except cl.Error as error:
@@ -230,7 +232,7 @@ def _inventory() -> list[tuple[DeviceInfo, Any]]:
 
 
 def devices() -> list[DeviceInfo]:
-    """Every OpenCL device of every platform, in the loader's order; an empty list where there is no driver."""
+    """Every OpenCL device, by the names of the platforms; an empty list where there is no driver."""
     return [info for info, _ in _inventory()]
 
 
