@@ -6,6 +6,8 @@ compared with a tolerance.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -29,8 +31,8 @@ def _launch(
     *,
     C: int = 1,
     packed: bool = True,
-) -> None:
-    """out [M, N] = left @ right.
+) -> Any:
+    """Enqueue out [M, N] = left @ right; the launch's event.
 
     left: (array, "rows" | "columns", first element, row length).   right: (array, kind, row length).
     """
@@ -54,17 +56,18 @@ def _launch(
         TILE_K=shape.tile_k,
     )
     sizes = (np.uint32(value) for value in (M, N, K, lda, ldb, shape.per))
-    kernel(shape.global_size, shape.local_size, a, b, scale if scale is not None else a, out, np.uint64(first), *sizes)
+    return kernel(shape.global_size, shape.local_size, a, b, scale if scale is not None else a, out, np.uint64(first), *sizes)
 
 
-def _launch_forward(
+def launch_forward(
     device: Device, x: DeviceArray, state: DeviceArray, scale: DeviceArray, y: DeviceArray, *, C: int, packed: bool
-) -> None:
+) -> Any:
+    """Enqueue y = x @ (scale*t)^T; nothing waits. The launch's event."""
     n = x.shape[1]
-    _launch(device, (x, "rows", 0, n), (state, "counter_t", n), scale, y, n, C=C, packed=packed)
+    return _launch(device, (x, "rows", 0, n), (state, "counter_t", n), scale, y, n, C=C, packed=packed)
 
 
-def _launch_grad_input(
+def launch_grad_input(
     device: Device,
     grad_out: DeviceArray,
     state: DeviceArray,
@@ -73,16 +76,18 @@ def _launch_grad_input(
     *,
     C: int,
     packed: bool,
-) -> None:
+) -> Any:
+    """Enqueue grad_x = grad_out @ (scale*t); nothing waits. The launch's event."""
     out, n = grad_out.shape[1], grad_x.shape[1]
-    _launch(device, (grad_out, "rows", 0, out), (state, "counter", n), scale, grad_x, out, C=C, packed=packed)
+    return _launch(device, (grad_out, "rows", 0, out), (state, "counter", n), scale, grad_x, out, C=C, packed=packed)
 
 
-def _launch_grad_weight(
+def launch_grad_weight(
     device: Device, grad_out: DeviceArray, x: DeviceArray, tile: DeviceArray, row_offset: int
-) -> None:
+) -> Any:
+    """Enqueue the tile of grad_out^T @ x that begins at row_offset; nothing waits. The launch's event."""
     m, n = x.shape
-    _launch(device, (grad_out, "columns", row_offset, grad_out.shape[1]), (x, "dense", n), None, tile, m)
+    return _launch(device, (grad_out, "columns", row_offset, grad_out.shape[1]), (x, "dense", n), None, tile, m)
 
 
 def counter_forward(x: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, *, C: int, packed: bool) -> torch.Tensor:
@@ -95,7 +100,7 @@ def counter_forward(x: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, *
     device = ready_device()
     with Crossing(device) as cross:
         y, target = cross.output((x.shape[0], out))
-        _launch_forward(device, cross.read(x), cross.read(state), cross.read(scale), target, C=C, packed=packed)
+        launch_forward(device, cross.read(x), cross.read(state), cross.read(scale), target, C=C, packed=packed)
     return y
 
 
@@ -111,7 +116,7 @@ def counter_grad_input(
     device = ready_device()
     with Crossing(device) as cross:
         grad_x, target = cross.output((grad_out.shape[0], n))
-        _launch_grad_input(
+        launch_grad_input(
             device, cross.read(grad_out), cross.read(state), cross.read(scale), target, C=C, packed=packed
         )
     return grad_x
@@ -130,7 +135,7 @@ def grad_weight(grad_out: torch.Tensor, x: torch.Tensor, row_offset: int = 0, ro
     device = ready_device()
     with Crossing(device) as cross:
         grad_w, target = cross.output((count, x.shape[1]))
-        _launch_grad_weight(device, cross.read(grad_out), cross.read(x), target, row_offset)
+        launch_grad_weight(device, cross.read(grad_out), cross.read(x), target, row_offset)
     return grad_w
 
 
@@ -169,7 +174,7 @@ def counter_backward_(
         grad_x = None
         if needs_grad_input:
             grad_x, incoming = cross.output((m, n))
-            _launch_grad_input(device, outgoing, codes, scales, incoming, C=rule.C, packed=rule.packed)
+            launch_grad_input(device, outgoing, codes, scales, incoming, C=rule.C, packed=rule.packed)
         if seed is not None:
             moments = scales if v is None else cross.update(v)
             inputs, counts = cross.read(x), cross.update(totals)
@@ -178,7 +183,7 @@ def counter_backward_(
             for row in range(0, out, step):
                 # The queue runs in order, so one scratch serves all tiles.
                 tile = scratch.rows(min(step, out - row))
-                _launch_grad_weight(device, outgoing, inputs, tile, row)
+                launch_grad_weight(device, outgoing, inputs, tile, row)
                 launch_update(
                     device, codes, scales, moments, tile, counts, rule, seed=seed, row_offset=row, index_base=row * n
                 )

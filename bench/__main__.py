@@ -1,0 +1,32 @@
+"""``python -m bench`` runs every family on the current device; names of families run those alone."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bench import counter, matmul, train
+from bench.harness import Bench
+from memtrain_cl.device import get_device, use_device
+
+FAMILIES = {"counter": counter.run, "matmul": matmul.run, "train": train.run}
+
+
+def main() -> None:
+    """Parse, measure, file."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure kernels and training on an OpenCL device.")
+    parser.add_argument("families", nargs="*", choices=list(FAMILIES), help="which families to run (default: all)")
+    parser.add_argument("--device", help="index of a device, or a part of its name")
+    parser.add_argument("--out", type=Path, help="file to write (default: bench/results/<version>/<device>.json)")
+    options = parser.parse_args()
+    device = get_device(options.device)
+    with use_device(device):
+        bench = Bench(device)
+        print(f"{device.info.label}: copy {bench.copy_gbps:.1f} GB/s", flush=True)
+        for name in options.families or FAMILIES:
+            FAMILIES[name](bench)
+        print(f"wrote {bench.write(options.out)}")
+
+
+if __name__ == "__main__":
+    main()
