@@ -13,8 +13,10 @@ BIN := $(VENV)/bin
 .NOTPARALLEL:
 .PHONY: run test platforms acceptance lint clean
 
+# The CPU runtime that pip installs, where there is one (x86-64 Linux), else the best device; DEVICE=... chooses another.
+DEVICE ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),cpu)
 run: $(VENV)/.installed-run
-	$(BIN)/memtrain-cl train --out runs/demo $(ARGS)
+	$(BIN)/memtrain-cl train --out runs/demo $(if $(DEVICE),--device "$(DEVICE)") $(ARGS)
 
 # An empty folder in place of the system's drivers: the suite must pass with what pip installed, here as on a bare machine.
 test: $(VENV)/.installed-test

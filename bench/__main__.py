@@ -15,10 +15,13 @@ FAMILIES = {"counter": counter.run, "matmul": matmul.run, "train": train.run}
 def main() -> None:
     """Parse, measure, file."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure kernels and training on an OpenCL device.")
-    parser.add_argument("families", nargs="*", choices=list(FAMILIES), help="which families to run (default: all)")
+    parser.add_argument("families", nargs="*", help=f"which to run: {', '.join(FAMILIES)} (default: all)")
     parser.add_argument("--device", help="index of a device, or a part of its name")
     parser.add_argument("--out", type=Path, help="file to write (default: bench/results/<version>/<device>.json)")
     options = parser.parse_args()
+    unknown = set(options.families) - set(FAMILIES)
+    if unknown:
+        parser.error(f"expected families of {', '.join(FAMILIES)}, got {', '.join(sorted(unknown))}")
     device = get_device(options.device)
     with use_device(device):
         bench = Bench(device)

@@ -73,8 +73,8 @@ class DeviceInfo:
 
     @property
     def label(self) -> str:
-        """Platform, version and device in one line: the text that selectors match."""
-        return f"{self.platform} | {self.platform_version} | {self.name}"
+        """Platform, version, device and its type in one line: the text that selectors match."""
+        return f"{self.platform} | {self.platform_version} | {self.name} | {self.type}"
 
 
 class Device:
@@ -312,7 +312,7 @@ def choose() -> tuple[DeviceInfo, str]:
 
 
 def get_device(selector: str | int | Device | None = None) -> Device:
-    """The device for `selector`: an index of `devices()`, a case-insensitive part of "platform | version | name", or an
+    """The device for `selector`: an index of `devices()`, a case-insensitive part of "platform | version | name | type" (so "cpu" is the best CPU runtime), or an
     opened Device. None: the one set by `use_device`, else by the environment, else the best-scored one.
 
     Raises UnsupportedDevice: no driver at all (the message names the command that installs one), or no match (the
