@@ -1,1 +1,1 @@
-"""Measurements: ``python -m bench [family ...] [--device X] [--out FILE]``. They are never tests: machines differ and are shared."""
+"""Measurements: ``python -m bench [family ...] [--device X] [--out FILE]``. Never tests: machines are shared."""

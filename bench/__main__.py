@@ -14,7 +14,7 @@ FAMILIES = {"counter": counter.run, "matmul": matmul.run, "train": train.run}
 
 def main() -> None:
     """Parse, measure, file."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure kernels and training on an OpenCL device.")
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure kernels and training on a device.")
     parser.add_argument("families", nargs="*", help=f"which to run: {', '.join(FAMILIES)} (default: all)")
     parser.add_argument("--device", help="index of a device, or a part of its name")
     parser.add_argument("--out", type=Path, help="file to write (default: bench/results/<version>/<device>.json)")

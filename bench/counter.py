@@ -1,9 +1,10 @@
-"""Counter kernels: update, row statistics, pack, unpack. Bytes and operations come from the package's table of cases."""
+"""Counter kernels: update, pack, unpack. Bytes and operations come from the package's table of cases."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from typing import Any
 
 import torch
 
@@ -37,7 +38,9 @@ def layer(rows: int, columns: int) -> dict[str, torch.Tensor]:
 def check(bench: Bench) -> str:
     """Bytes that differ from the oracle after one update of a layer of the same kind, small enough for the oracle."""
     tensors = layer(64, 2048)
-    arrays = {name: from_numpy(bench.device, tensors[name].numpy()) for name in ("state", "scale", "v", "grad_w", "totals")}
+    arrays = {
+        name: from_numpy(bench.device, tensors[name].numpy()) for name in ("state", "scale", "v", "grad_w", "totals")
+    }
     launch_update(bench.device, **arrays, rule=RULE, seed=SEED, row_offset=0, index_base=0)
     expected = {name: tensors[name].clone() for name in ("state", "scale", "v", "totals")}
     reference.counter_update_(
@@ -53,18 +56,22 @@ def bench_update(bench: Bench, rows: int, columns: int) -> None:
     tensors = layer(rows, columns)
     shared = {name: from_numpy(bench.device, tensors[name].numpy()) for name in ("scale", "v", "totals")}
     turns = [
-        {**shared, **{name: from_numpy(bench.device, tensors[name].numpy()) for name in ("state", "grad_w")}} for _ in range(3)
+        {**shared, **{name: from_numpy(bench.device, tensors[name].numpy()) for name in ("state", "grad_w")}}
+        for _ in range(3)
     ]
     us = bench.time(
-        lambda turn: launch_update(bench.device, **turns[turn % 3], rule=RULE, seed=SEED + turn, row_offset=0, index_base=0)
+        lambda turn: launch_update(
+            bench.device, **turns[turn % 3], rule=RULE, seed=SEED + turn, row_offset=0, index_base=0
+        )
     )
     case = update_case(rows, columns)
-    peers = time_peers("plain", plain_update, tensors["state"], tensors["scale"], tensors["v"], tensors["grad_w"], seed=SEED)
+    peers = time_peers(
+        "plain", plain_update, tensors["state"], tensors["scale"], tensors["v"], tensors["grad_w"], seed=SEED
+    )
     if not bench.events:
         peers["torch reference"] = _reference_time(tensors)
-    bench.add(
-        Row("counter", f"update {rows}x{columns}", us, case.bytes_moved, case.flops, error=check(bench), peers=peers)
-    )
+    name = f"update {rows}x{columns}"
+    bench.add(Row("counter", name, us, case.bytes_moved, case.flops, error=check(bench), peers=peers))
 
 
 def _reference_time(tensors: dict[str, torch.Tensor]) -> float:
@@ -88,7 +95,11 @@ def bench_codecs(bench: Bench, rows: int, columns: int) -> None:
         "unpack_codes": (packed, codes, plain_unpack, tensors["state"]),
     }
     for name, (sources, targets, peer, source) in work.items():
-        us = bench.time(lambda turn, n=name, s=sources, t=targets: launch_codec(bench.device, n, s[turn % 4], t[turn % 4], groups))
+
+        def launch(turn: int, name: str = name, sources: Any = sources, targets: Any = targets) -> Any:
+            return launch_codec(bench.device, name, sources[turn % 4], targets[turn % 4], groups)
+
+        us = bench.time(launch)
         error = mismatches(
             {"codes": codes[0], "packed": packed[0]},
             {"codes": tensors["codes"].numpy(), "packed": tensors["state"].numpy()},
@@ -108,7 +119,9 @@ def bench_codecs(bench: Bench, rows: int, columns: int) -> None:
 def bench_launch(bench: Bench) -> None:
     """What the host spends on enqueuing one update, Python included."""
     tensors = layer(4, 64)
-    arrays = {name: from_numpy(bench.device, tensors[name].numpy()) for name in ("state", "scale", "v", "grad_w", "totals")}
+    arrays = {
+        name: from_numpy(bench.device, tensors[name].numpy()) for name in ("state", "scale", "v", "grad_w", "totals")
+    }
     times = []
     for _ in range(200):
         start = time.perf_counter()
@@ -126,5 +139,3 @@ def run(bench: Bench) -> None:
         bench_update(bench, rows, columns)
     bench_codecs(bench, *(sizes[0]))
     bench_launch(bench)
-
-

@@ -1,8 +1,9 @@
 """How a time is taken, and what stands beside it.
 
-A result is checked before it is timed. Times are medians after a warm-up: by the device's own events on GPUs, by the host's clock around
-a finish elsewhere (CPU runtimes fill their events with nonsense now and then). Buffers rotate, so that caches do not
-flatter. Memory-bound kernels are judged by the bytes that must move over the time, as a share of a copy measured in the same run.
+A result is checked before it is timed. Times are medians after a warm-up: by the device's own events on GPUs, by the
+host's clock around a finish elsewhere (CPU runtimes fill their events with nonsense now and then). Buffers rotate, so
+that caches do not flatter. Memory-bound kernels are judged by the bytes that must move over the time, as a share of a
+copy measured in the same run.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ __kernel void copy_words(const __global float4 *a, __global float4 *b, const ulo
 
 @dataclass
 class Row:
-    """One line of results. us: median microseconds; peers: the same work by others, in microseconds; error: what the check found."""
+    """One line of results.
+
+    us: median microseconds.   peers: the same work by others, in microseconds.   error: what the check found.
+    """
 
     family: str
     name: str
@@ -92,7 +96,7 @@ class Bench:
         if self.events:
             events = [launch(turn) for turn in range(self.repeats)]
             self.device.queue.finish()
-            return statistics.median((event.profile.end - event.profile.start) / 1e3 for event in events)
+            return float(statistics.median((event.profile.end - event.profile.start) / 1e3 for event in events))
 
         def finished(turn: int) -> None:
             launch(turn)
@@ -114,7 +118,7 @@ class Bench:
         )
 
     def write(self, path: Path | None) -> Path:
-        """File the rows under results/<version>/<device>.json, or at `path`; families measured before stay where not measured anew."""
+        """File the rows under results/<version>/<device>.json, or at `path`; families not measured anew stay there."""
         info = self.device.info
         target = path or RESULTS / memtrain_cl.__version__ / f"{slug(f'{info.platform} {info.name}')}.json"
         rows = [asdict(row) for row in self.rows]
@@ -139,7 +143,7 @@ class Bench:
         return target
 
 
-def host_time(work: Callable[[int], None], repeats: int) -> float:
+def host_time(work: Callable[[int], Any], repeats: int) -> float:
     """Median microseconds of `work(turn)` by the host's clock."""
     times = []
     for turn in range(repeats):

@@ -15,7 +15,7 @@ from memtrain_cl.reference.codes import hash_u32
 def plain_update(
     packed: torch.Tensor, scale: torch.Tensor, v: torch.Tensor, grad_w: torch.Tensor, seed: int, C: int = 11
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The exact-mode counter update as a torch user would write it: torch's own sums, packed state in and out, any device."""
+    """The exact-mode counter update as a torch user would write it: torch's own sums, packed state in and out."""
     out, n = grad_w.shape
     p = packed.to(torch.int32).reshape(out, n // 4, 3)
     word = p[..., 0] | p[..., 1] << 8 | p[..., 2] << 16
@@ -62,10 +62,12 @@ def cuda_time(work: Callable[[], Any], repeats: int = 20) -> float:
         work()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) * 1e3 for start, end in pairs)
+    return float(statistics.median(start.elapsed_time(end) * 1e3 for start, end in pairs))
 
 
-def time_peers(name: str, function: Callable[..., Any], *tensors: torch.Tensor, cpu: bool = True, **options: Any) -> dict[str, float]:
+def time_peers(
+    name: str, function: Callable[..., Any], *tensors: torch.Tensor, cpu: bool = True, **options: Any
+) -> dict[str, float]:
     """Microseconds of `function(*tensors)` by torch on the CPU and, where CUDA is there, eager and compiled on it."""
     times = {}
     if torch.cuda.is_available():

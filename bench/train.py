@@ -1,4 +1,4 @@
-"""Tokens a second of the default model: counter layers on the device beside the same model dense in torch, step by step in turn."""
+"""Tokens a second of the default model, counter layers on the device beside the same model dense in torch."""
 
 from __future__ import annotations
 
