@@ -278,6 +278,10 @@ class CompactCounterLinear(LiveBuffers):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "seed"] = torch.tensor(self.seed)
         destination[prefix + "step"] = torch.tensor(self.step)
+        # Beside torch's own version number: codes of another C would load and mean other weights.
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None:
+            metadata["C"] = self.C
 
     def _load_from_state_dict(
         self,
@@ -292,27 +296,33 @@ class CompactCounterLinear(LiveBuffers):
         rest = dict(state_dict)
         # A checkpoint of the published package has no seed and step: the layer keeps its own then.
         seed, step = rest.pop(prefix + "seed", self.seed), rest.pop(prefix + "step", self.step)
-        fault = self._fault_in(rest, prefix)
+        fault = self._fault_in(rest, prefix, local_metadata.get("C", self.C))
         if fault:
             error_msgs.append(fault)
             return
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         self.seed, self.step = int(seed), int(step)
 
-    def _fault_in(self, state_dict: Mapping[str, Any], prefix: str) -> str | None:
-        """What is wrong with a state that is about to be loaded, or None."""
+    def _fault_in(self, state_dict: Mapping[str, Any], prefix: str, C: Any) -> str | None:
+        """What is wrong with a state that is about to be loaded, or None. C: what the state was saved with."""
+        if C != self.C:
+            return f"expected a state with C={self.C}, got one with C={C}"
+        for name, own in self._resident_buffers().items():
+            value = state_dict.get(prefix + name)
+            if value is None:
+                continue
+            if value.shape != own.shape or (name == "state" and value.dtype != own.dtype):
+                types = ("uint8 ", f"{value.dtype} ") if name == "state" else ("", "")
+                return f"{prefix}{name}: expected {types[0]}{list(own.shape)}, got {types[1]}{list(value.shape)}"
         state = state_dict.get(prefix + "state")
-        own = self._buffers["state"]
-        if state is None or own is None:
+        if state is None or not state.numel():
             return None
-        if state.dtype != torch.uint8 or state.shape != own.shape:
-            return f"{prefix}state: expected uint8 {list(own.shape)}, got {state.dtype} {list(state.shape)}"
         codes = state
         if self.packed:
             from memtrain_cl.reference.counter import unpack_codes
 
             codes = unpack_codes(state, self.in_features)
-        highest = int(codes.max()) if codes.numel() else 0
+        highest = int(codes.max())
         if highest >= code_count(self.C):
             return f"{prefix}state: expected codes below {code_count(self.C)} for C={self.C}, got {highest}"
         return None
