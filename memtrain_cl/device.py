@@ -312,9 +312,9 @@ def choose() -> tuple[DeviceInfo, str]:
 
 
 def get_device(selector: str | int | Device | None = None) -> Device:
-    """The device for `selector`: an index of `devices()`, a case-insensitive part of "platform | version | name | type" (so
-    "cpu" is the best CPU runtime), or an opened Device. None: the one set by `use_device`, else by the environment, else
-    the best-scored one.
+    """The device for `selector`: an index of `devices()`, a case-insensitive part of "platform | version | name | type"
+    (so "cpu" is the best CPU runtime), or an opened Device. None: the one set by `use_device`, else by the environment,
+    else the best-scored one.
 
     Raises UnsupportedDevice: no driver at all (the message names the command that installs one), or no match (the
     message lists what there is). Opening is cached, so equal selectors give the same object.

@@ -1,7 +1,7 @@
 """Work-group parameters for a device, from its capabilities and the problem's shape.
 
-Row kernels have two shapes (kernels/counter.cl). A device whose groups run in lock step gets a work-group a row; a CPU, or a
-device whose groups are too small for that, gets a work-item a block of rows.
+Row kernels have two shapes (kernels/counter.cl). A device whose groups run in lock step gets a work-group a row; a CPU,
+or a device whose groups are too small for that, gets a work-item a block of rows.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ def groups_share_rows(info: DeviceInfo) -> bool:
     return info.type != "cpu" and info.max_work_group_size >= SMALLEST_GROUP
 
 
+def ceil_div(value: int, divisor: int) -> int:
+    """value / divisor, rounded up."""
+    return -(-value // divisor)
+
+
 def power_of_two_at_least(value: int) -> int:
     """The smallest power of two >= value (1 for values below 1)."""
     return 1 << max(0, value - 1).bit_length()
@@ -46,14 +51,14 @@ class RowShape:
 def row_shape(info: DeviceInfo, rows: int, columns: int) -> RowShape:
     """The shape for `rows` rows of `columns` elements."""
     if not groups_share_rows(info):
-        per = max(1, -(-rows // (info.compute_units * BLOCKS_PER_UNIT)))
-        return RowShape(0, 1, 1, 0, (-(-rows // per),), (1,), per)
-    groups = -(-columns // 4)
+        per = max(1, ceil_div(rows, info.compute_units * BLOCKS_PER_UNIT))
+        return RowShape(0, 1, 1, 0, (ceil_div(rows, per),), (1,), per)
+    groups = ceil_div(columns, 4)
     limit = 1 << (min(LARGEST_GROUP, info.max_work_group_size).bit_length() - 1)
     wg_size = min(limit, max(32, power_of_two_at_least(groups)))
-    slots = max(1, min(LARGEST_GROUP // wg_size, power_of_two_at_least(-(-groups // wg_size))))
+    slots = max(1, min(LARGEST_GROUP // wg_size, power_of_two_at_least(ceil_div(groups, wg_size))))
     # A multiple of the slots, so that a group's slot is known when the kernel is compiled.
-    held = max(slots, min(HELD_LIMIT, slots * -(-(-(-groups // wg_size)) // slots)))
+    held = max(slots, min(HELD_LIMIT, slots * ceil_div(ceil_div(groups, wg_size), slots)))
     even = groups == wg_size * held
     return RowShape(1, wg_size, held, int(even), (rows * wg_size,), (wg_size,), 1)
 
@@ -62,8 +67,8 @@ def flat_shape(info: DeviceInfo, units: int) -> tuple[tuple[int, ...], int]:
     """(global size, units per work-item) of an elementwise kernel over `units` units."""
     if groups_share_rows(info):
         return (units,), 1
-    per = max(1, -(-units // (info.compute_units * BLOCKS_PER_UNIT)))
-    return (-(-units // per),), per
+    per = max(1, ceil_div(units, info.compute_units * BLOCKS_PER_UNIT))
+    return (ceil_div(units, per),), per
 
 
 @dataclass(frozen=True)
@@ -84,12 +89,13 @@ def matmul_shape(info: DeviceInfo, M: int, N: int) -> MatmulShape:
     if info.type != "cpu" and info.max_work_group_size >= 256:
         # Large tiles reuse more; small results need more groups than large tiles would give. Both operands' tiles,
         # 16 deep with a pad of 4, wait in local memory.
-        enough = -(-M // 128) * -(-N // 128) >= 2 * info.compute_units
+        tiles = ceil_div(M, 128) * ceil_div(N, 128)
+        enough = tiles >= 2 * info.compute_units
         tile = 128 if enough and info.local_mem_bytes >= 2 * 16 * (128 + 4) * 4 else 64
-        grid = (-(-N // tile) * 16, -(-M // tile) * 16)
+        grid = (ceil_div(N, tile) * 16, ceil_div(M, tile) * 16)
         return MatmulShape(1, tile, 1, 16, grid, (16, 16), 1)
-    panels = -(-N // 16)
+    panels = ceil_div(N, 16)
     # Enough items for an even end, each with enough rows to pay for decoding its panel.
-    parts = max(1, min(-(-M // 96), -(-info.compute_units * BLOCKS_PER_UNIT // panels)))
-    per = -(-(-(-M // parts)) // 6) * 6
-    return MatmulShape(0, 1, 6, 256, (panels, -(-M // per)), (1, 1), per)
+    parts = max(1, min(ceil_div(M, 96), ceil_div(info.compute_units * BLOCKS_PER_UNIT, panels)))
+    per = ceil_div(ceil_div(M, parts), 6) * 6
+    return MatmulShape(0, 1, 6, 256, (panels, ceil_div(M, per)), (1, 1), per)

@@ -73,6 +73,7 @@ def test_selectors_find_by_index_and_by_part_of_a_name(zoo: list[DeviceInfo]) ->
 def test_of_several_matches_the_best_scored_is_taken(zoo: list[DeviceInfo]) -> None:
     assert room._select("zen", "test").index == 1
     assert room._select("amd", "test").index == 2
+    assert [room._select(kind, "test").index for kind in ("CPU", "gpu", "accelerator")] == [1, 2, 4]
 
 
 @pytest.mark.parametrize("selector", ["AMD:90", "", "  ", "nonsense", -1, 99, "99", "-1"])

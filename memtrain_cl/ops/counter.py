@@ -110,7 +110,9 @@ def row_statistics(state: torch.Tensor, grad_w: torch.Tensor, *, C: int, packed:
         rule = CounterRule(C, packed, lr=0.0, lr_scale=0.0)
         shape = row_shape(device.info, rows, n)
         kernel = _row_kernel(device, "row_statistics", rule, shape, grad)
-        kernel(shape.global_size, shape.local_size, codes, grad, sums, np.uint32(n), np.uint32(rows), np.uint32(shape.per))
+        kernel(
+            shape.global_size, shape.local_size, codes, grad, sums, np.uint32(n), np.uint32(rows), np.uint32(shape.per)
+        )
     return result
 
 
@@ -132,7 +134,7 @@ def launch_update(
     row_offset: int,
     index_base: int,
 ) -> Any:
-    """Enqueue the update of the tile whose gradient is grad_w [R, in]; everything is on the device, nothing waits. The launch's event."""
+    """Enqueue the update of the tile whose gradient is grad_w [R, in], all on the device, and return its event."""
     rows, n = grad_w.shape
     shape = row_shape(device.info, rows, n)
     kernel = _row_kernel(device, "counter_update", rule, shape, grad_w)

@@ -56,7 +56,9 @@ def _launch(
         TILE_K=shape.tile_k,
     )
     sizes = (np.uint32(value) for value in (M, N, K, lda, ldb, shape.per))
-    return kernel(shape.global_size, shape.local_size, a, b, scale if scale is not None else a, out, np.uint64(first), *sizes)
+    return kernel(
+        shape.global_size, shape.local_size, a, b, scale if scale is not None else a, out, np.uint64(first), *sizes
+    )
 
 
 def launch_forward(
