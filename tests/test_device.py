@@ -194,7 +194,8 @@ def test_one_gpu_behind_two_platforms_is_known(zoo: list[DeviceInfo]) -> None:
 
 def test_every_cpu_driver_after_the_first_is_marked() -> None:
     cpus = [info for info in devices() if info.type == "cpu"]
-    assert [info.same_hardware_as for info in cpus] == [None, *(cpus[0].index for _ in cpus[1:])]
+    assert [info.same_hardware_as for info in cpus[:1]] == [None] * len(cpus[:1])
+    assert all(info.same_hardware_as == cpus[0].index for info in cpus[1:])
 
 
 # ---- arrays and their limits ----------------------------------------------------------------------------------------
