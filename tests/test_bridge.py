@@ -360,6 +360,7 @@ def test_residents_cost_nothing_where_memory_is_shared(
 
 
 def test_a_resident_dies_with_its_tensor(staged: Device, launch: Any) -> None:
+    gc.collect()
     before = len(bridge._residents)
     tensor = torch.zeros(8, dtype=torch.int32)
     keep_resident(tensor)
