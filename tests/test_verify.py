@@ -1,0 +1,150 @@
+"""`memtrain-cl verify`: a row a kernel, also for kernels that are wrong, do not build, or end the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memtrain_cl import cases, verify
+from memtrain_cl.cases import declared_kernels
+from memtrain_cl.cli import main
+from memtrain_cl.device import Device, devices, get_device
+from memtrain_cl.verify import shapes_of, verify_device, verify_kernel
+
+ROOT = Path(__file__).resolve().parent.parent
+KEYS = {"kernel", "platform", "device", "ok", "max_error", "mismatches"}
+
+
+def run_verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, run from the package and the kernels in `folder`."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-m", "memtrain_cl.cli", "verify", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def copy_of_the_package(tmp_path: Path) -> Path:
+    for name in ("memtrain_cl", "kernels"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+@pytest.mark.device
+def test_each_kind_of_broken_kernel_makes_its_row(copy_of_the_package: Path) -> None:
+    kernels, package = copy_of_the_package / "kernels", copy_of_the_package / "memtrain_cl"
+    tick = (kernels / "_tick.cl").read_text()
+    mirrored = re.sub(r"return (.*);(?=\n}\n)", r"return -(\1);", tick)
+    assert mirrored != tick
+    (kernels / "_tick.cl").write_text(mirrored)
+    with (kernels / "matmul.cl").open("a") as file:
+        file.write("\n#error broken on purpose\n")
+    with (package / "verify.py").open("a") as file:
+        file.write('\n\nimport os\n\nCHECKS["unpack_codes"] = lambda case: os.abort()\n')
+    done = run_verify(copy_of_the_package, "--small", "--json", "--device", str(get_device().info.index))
+    assert done.returncode == 1, done.stderr
+    rows = {row["kernel"]: row for row in json.loads(done.stdout)}
+    assert list(rows) == [kernel for _, kernel in declared_kernels()]
+    assert all(row.keys() >= KEYS for row in rows.values())
+    assert {kernel for kernel, row in rows.items() if not row["ok"]} == {"counter_update", "matmul", "unpack_codes"}
+    update, product, unpack = rows["counter_update"], rows["matmul"], rows["unpack_codes"]
+    assert update["mismatches"] > 0
+    assert update["max_error"] >= 1
+    assert "counter_update_-9x12" in update["detail"]
+    assert (product["max_error"], product["mismatches"]) == (None, None)
+    assert "matmul.cl did not build" in product["detail"]
+    assert unpack["detail"] == "the process was ended by SIGABRT"
+
+
+@pytest.mark.device
+def test_sound_kernels_make_a_table_and_exit_code_0() -> None:
+    info = get_device().info
+    done = run_verify(ROOT, "--small", "--device", str(info.index))
+    assert done.returncode == 0, done.stdout + done.stderr
+    head, *lines = done.stdout.splitlines()
+    assert head.split() == ["kernel", "platform", "device", "ok", "max_error", "mismatches"]
+    assert [line.split()[0] for line in lines] == [kernel for _, kernel in declared_kernels()]
+    for line in lines:
+        assert info.platform in line
+        assert info.name in line
+        assert line.split()[-3] == "yes"
+        assert line.split()[-1] == "0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "no such device"], "got 'no such device'; the devices are"),
+        (["--device", "99"], "got '99'"),
+        (["--device", "0", "--all"], "expected --device or --all, got both"),
+        (["--bogus"], "No such option"),
+    ],
+)
+def test_bad_input_ends_with_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_all_devices_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def one_row(info: Any, *, small: bool) -> Any:
+        asked.append((info.label, small))
+        ok = info.index > 0
+        yield verify.Row("k", "f", info.platform, "", info.name, ok, 0.0, 0, 1, "" if ok else "why\nand more")
+
+    monkeypatch.setattr(verify, "verify_device", one_row)
+    assert main(["verify", "--all", "--small"]) == 1
+    assert asked == [(info.label, True) for info in devices()]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "    why", "the first line of the reason, below its row"
+    assert len(lines) == 2 + len(devices())
+    assert main(["verify", "--json", "--device", str(len(devices()) - 1)]) == (1 if len(devices()) == 1 else 0)
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["device"] == devices()[-1].name
+
+
+def test_a_kernel_without_cases_is_not_ok(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "CASES", [])
+    row = verify_kernel(device, "matmul", "matmul")
+    assert (row.ok, row.max_error, row.mismatches, row.cases) == (False, None, None, 0)
+    assert row.detail == "no case in memtrain_cl/cases.py"
+
+
+def test_checks_that_raise_are_rows(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(case: object) -> verify.Comparison:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setitem(verify.CHECKS, "faults", fail)
+    row = verify_kernel(device, "probe", "arithmetic_probe")
+    assert (row.ok, row.max_error, row.mismatches) == (False, None, None)
+    count = len(shapes_of(device))
+    assert row.detail == f"{count} checks failed; the first: faults-65536, native: out of luck"
+
+
+def test_both_shapes_are_checked(device: Device) -> None:
+    shapes = shapes_of(device)
+    assert shapes["native"] is device
+    kinds = {twin.info.type for twin in shapes.values()}
+    assert {"cpu", "gpu"} <= kinds
+
+
+@pytest.mark.device
+def test_a_driver_that_dies_at_once_fails_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = get_device().info
+    monkeypatch.setattr(verify, "_child", os.abort)  # takes no arguments: the child fails before its first kernel
+    rows = list(verify_device(info))
+    assert [row.kernel for row in rows] == [kernel for _, kernel in declared_kernels()]
+    assert {row.ok for row in rows} == {False}
+    assert {row.detail for row in rows} == {"the process ended with exit code 1"}
