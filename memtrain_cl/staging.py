@@ -25,14 +25,15 @@ class _Direction:
     def __init__(self, device: Device) -> None:
         cl = import_pyopencl()
         self.lock = threading.Lock()
+        self.chunk = CHUNK_BYTES
         self.events: list[Any] = [None, None]
         self._buffers = [
-            cl.Buffer(device.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, CHUNK_BYTES)
+            cl.Buffer(device.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, self.chunk)
             for _ in range(2)
         ]
         flags = cl.map_flags.READ | cl.map_flags.WRITE
         self.memory = [
-            cl.enqueue_map_buffer(device.transfer_queue, buffer, flags, 0, (CHUNK_BYTES,), np.uint8)[0]
+            cl.enqueue_map_buffer(device.transfer_queue, buffer, flags, 0, (self.chunk,), np.uint8)[0]
             for buffer in self._buffers
         ]
 
@@ -64,10 +65,10 @@ def upload(device: Device, values: np.ndarray, buffer: Any) -> None:
     up = _direction(device, "up")
     with up.lock:
         event = None
-        for number, offset in enumerate(range(0, source.nbytes, CHUNK_BYTES)):
+        for number, offset in enumerate(range(0, source.nbytes, up.chunk)):
             which = number % 2
             pinned = up.free(which)
-            size = min(CHUNK_BYTES, source.nbytes - offset)
+            size = min(up.chunk, source.nbytes - offset)
             pinned[:size] = source[offset : offset + size]
             event = cl.enqueue_copy(device.transfer_queue, buffer, pinned[:size], dst_offset=offset, is_blocking=False)
             up.events[which] = event
@@ -92,11 +93,11 @@ def download(device: Device, buffer: Any, target: np.ndarray) -> None:
             event.wait()
             destination[offset : offset + size] = down.memory[which][:size]
 
-        for number, offset in enumerate(range(0, destination.nbytes, CHUNK_BYTES)):
+        for number, offset in enumerate(range(0, destination.nbytes, down.chunk)):
             which = number % 2
             if len(waiting) == 2:
                 drain()
-            size = min(CHUNK_BYTES, destination.nbytes - offset)
+            size = min(down.chunk, destination.nbytes - offset)
             event = cl.enqueue_copy(
                 device.transfer_queue,
                 down.memory[which][:size],

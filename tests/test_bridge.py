@@ -46,7 +46,9 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 def staged(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     """The device as if its memory were its own, with pinned buffers so small that every border is met."""
     monkeypatch.setattr(staging, "CHUNK_BYTES", 64)
-    return device.with_capabilities(unified_memory=False)
+    twin = device.with_capabilities(unified_memory=False)
+    twin.kept = {}  # its pinned buffers are not the session's
+    return twin
 
 
 @pytest.fixture(params=["as it is", "staged"])
