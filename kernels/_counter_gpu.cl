@@ -24,7 +24,9 @@ inline float2 reduce_lanes(Lanes *lanes, __local float *sq, __local float *gt) {
     const uint lid = get_local_id(0);
     ((__local float4 *)sq)[lid] = ${halving_tree([f"lanes->sq[{s}]" for s in range(SLOTS)])};
     ((__local float4 *)gt)[lid] = ${halving_tree([f"lanes->gt[{s}]" for s in range(SLOTS)])};
-    barrier(CLK_LOCAL_MEM_FENCE);
+    // Global memory too: every item has read the row's scale and v, which one item is about to write, and items beyond the
+    // row's end its last group, which that group's owner is about to write.
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     const float sq_1 = ${halving_tree([f"sq[lid + {WG_SIZE * k}]" for k in range(4)])};
     const float gt_1 = ${halving_tree([f"gt[lid + {WG_SIZE * k}]" for k in range(4)])};
     // No barrier before these writes: an item overwrites a word that only it has read.
@@ -167,8 +169,7 @@ void counter_update(__global uchar *state, __global float *scale, __global float
             ${"v[o] = step.v;" if USE_RMS else ""}
         }
     }
-    // The state too: items beyond the row's end have read its last group, which its owner is about to write.
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    barrier(CLK_LOCAL_MEM_FENCE);
     const uint skip = shared_skip;
     if (!skip) {
         float events = 0.0f;

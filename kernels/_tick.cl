@@ -5,13 +5,13 @@ LEVELS = 2 * C - 1
 %>
 <%doc>
 Counting costs a compare and an add on CPUs. GPUs run compares on the pipe that the hash already fills, so there the square of an
-integer difference, cut at one, is added on the other.
+integer difference, cut at one, is added on the other. select() and not ?:, of which Oclgrind makes 255 where a lane of a vector is true.
 </%doc>
 <%def name="count(total, difference, kind)">
 % if GPU:
     ${total} += clamp((${difference}) * (${difference}), 0.0f, 1.0f);
 % else:
-    ${total} += (${difference} != 0.0f) ? (uint${kind})(1) : (uint${kind})(0);
+    ${total} += select((uint${kind})(0), (uint${kind})(1), ${difference} != 0.0f);
 % endif
 </%def>
 

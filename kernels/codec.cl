@@ -40,7 +40,8 @@ __kernel void unpack_codes(const __global uchar *packed, __global uchar *codes, 
     const uint a = source[0];
     const uint b = source[1];
     const uint c = source[2];
-    const uint4 group = (uint4)(a, a >> 24 | b << 8, b >> 16 | c << 16, c >> 8);
+    // By 64-bit shifts: of a >> 24 | b << 8 compilers make a funnel shift, which Oclgrind does not know.
+    const uint4 group = (uint4)(a, (uint)(upsample(b, a) >> 24), (uint)(upsample(c, b) >> 16), c >> 8);
     ((__global uint4 *)codes)[i] =
         (group & 0x3fu) | (group << 2 & 0x3f00u) | (group << 4 & 0x3f0000u) | (group << 6 & 0x3f000000u);
 % else:
