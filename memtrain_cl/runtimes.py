@@ -121,6 +121,16 @@ def _guard_cache() -> None:
         return
 
 
+def share_cores() -> None:
+    """Let torch's idle CPU threads sleep instead of spin; to be called before torch is imported, and a no-op after that.
+
+    A step goes back and forth between torch's thread pool and the OpenCL runtime's on the same cores, and a pool that
+    spins for work takes them from the other: on two shared cores a training step took four times as long. A value that
+    the user has set stays.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def import_pyopencl() -> ModuleType:
     """pyopencl, imported after the runtimes are visible; UnsupportedDevice with the mending command where it cannot
     load.

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 import memtrain_cl
 from memtrain_cl.errors import MemtrainError
+from memtrain_cl.runtimes import share_cores
 
 #: Command -> module of memtrain_cl.cli that holds a function of the command's name, in the order of --help.
 COMMANDS = {
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the process's) and returns the exit code. Unusable input is one sentence
     on stderr.
     """
+    share_cores()
     # Some drivers talk about every program that they build; failed builds raise errors of their own.
     warnings.filterwarnings("ignore", message="Non-empty compiler output encountered")
     logging.basicConfig(level=logging.WARNING, format="memtrain-cl: %(message)s")
