@@ -122,7 +122,7 @@ def _guard_cache() -> None:
 
 
 def share_cores() -> None:
-    """Let torch's idle CPU threads sleep instead of spin; to be called before torch is imported, and a no-op after that.
+    """Let torch's idle CPU threads sleep instead of spin; to be called before torch is imported, no use after that.
 
     A step goes back and forth between torch's thread pool and the OpenCL runtime's on the same cores, and a pool that
     spins for work takes them from the other: on two shared cores a training step took four times as long. A value that
