@@ -25,7 +25,7 @@ class ModelConfig:
     layers: int = 4
     dim: int = 256
     heads: int = 4
-    seq: int = 256
+    seq: int = 128
     hidden: int = 0
     vocab: int = 256
     linear: str = "counter"
@@ -87,8 +87,8 @@ class TrainConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     text: tuple[str, ...] = ()
-    steps: int = 600
-    batch: int = 8
+    steps: int = 800
+    batch: int = 4
     lr: float = 2e-3
     freeze_counters: bool = False
     seed: int = 0
