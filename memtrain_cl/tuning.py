@@ -98,4 +98,6 @@ def matmul_shape(info: DeviceInfo, M: int, N: int) -> MatmulShape:
     # Enough items for an even end, each with enough rows to pay for decoding its panel.
     parts = max(1, min(ceil_div(M, 96), ceil_div(info.compute_units * BLOCKS_PER_UNIT, panels)))
     per = ceil_div(ceil_div(M, parts), 6) * 6
-    return MatmulShape(0, 1, 6, 256, (panels, ceil_div(M, per)), (1, 1), per)
+    # The panel of 16 float columns must fit beside what a driver keeps of the local memory for itself.
+    tile_k = 256 if info.local_mem_bytes >= 2 * 256 * 16 * 4 else 128
+    return MatmulShape(0, 1, 6, tile_k, (panels, ceil_div(M, per)), (1, 1), per)

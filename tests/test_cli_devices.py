@@ -15,6 +15,7 @@ import pytest
 from memtrain_cl.cli import diagnosis, main
 from memtrain_cl.cli.diagnosis import Report, examine
 from memtrain_cl.device import devices
+from tests.children import on_path
 
 #: A machine of two devices, whose drivers answer as the case says.
 FOUND = {
@@ -169,7 +170,7 @@ def test_children_that_end_in_any_way_are_answers(
     site: str, question: tuple[str, ...], answer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(site)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", on_path(tmp_path))
     got = diagnosis.ask(*question)
     if answer is None:
         assert isinstance(got, dict)
@@ -180,7 +181,7 @@ def test_children_that_end_in_any_way_are_answers(
 
 def test_a_child_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", on_path(tmp_path))
     monkeypatch.setattr(diagnosis, "PATIENCE", 0.5)
     assert diagnosis.ask("inventory") == "did not answer within 0.5 seconds"
 

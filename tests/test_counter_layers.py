@@ -342,7 +342,9 @@ def test_no_dense_weight_or_gradient_survives_a_step(
     if device.info.unified_memory:
         # One scratch a step: the gradient's tile. Elsewhere activations and state travel through such arrays too.
         assert allocated == [tile_bytes] * 2
-    assert max(allocated) == tile_bytes
+    else:
+        assert tile_bytes in allocated
+        assert max(allocated) <= max(tile_bytes, layer.state.nbytes)
     kept = [tensor for key, tensor in living(torch.Tensor).items() if key not in tensors]
     assert [tensor.shape for tensor in kept if tensor.is_floating_point() and tensor.nbytes >= tile_bytes] == []
     held = [array for key, array in living(DeviceArray).items() if key not in arrays]

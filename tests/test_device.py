@@ -18,6 +18,7 @@ from memtrain_cl.array import DeviceArray, empty, from_numpy
 from memtrain_cl.device import Device, DeviceInfo, choose, devices, get_device, platforms, score, use_device
 from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.runtimes import import_pyopencl
+from tests.children import on_path
 
 
 @pytest.fixture(autouse=True)
@@ -325,7 +326,7 @@ def bare_machine(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[s
     vendors.mkdir()
     bare = request.param == "no driver"
     (site / "sitecustomize.py").write_text(HIDE_DRIVERS if bare else HIDE_PYOPENCL)
-    environment = {"PYTHONPATH": str(site), "OCL_ICD_VENDORS": str(vendors), "PYTHONWARNINGS": "ignore"}
+    environment = {"PYTHONPATH": on_path(site), "OCL_ICD_VENDORS": str(vendors), "PYTHONWARNINGS": "ignore"}
     return environment, "pip install 'memtrain-cl[cpu]'" if bare else "pip install pyopencl"
 
 

@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 import memtrain_cl
 from memtrain_cl import _resources
 from memtrain_cl.errors import MemtrainError
+from tests.children import on_path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "memtrain_cl"
@@ -54,7 +55,7 @@ MAX_LINES = 500
 
 def run_python(code: str, *, cwd: Path = ROOT, path: Path = ROOT) -> str:
     """Output of a fresh interpreter that imports the package from `path`."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": on_path(path)}
     done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

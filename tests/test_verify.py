@@ -18,6 +18,7 @@ from memtrain_cl.cases import declared_kernels
 from memtrain_cl.cli import main
 from memtrain_cl.device import Device, devices, get_device
 from memtrain_cl.verify import shapes_of, verify_device, verify_kernel
+from tests.children import on_path
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = {"kernel", "platform", "device", "ok", "max_error", "mismatches"}
@@ -25,7 +26,7 @@ KEYS = {"kernel", "platform", "device", "ok", "max_error", "mismatches"}
 
 def run_verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command, run from the package and the kernels in `folder`."""
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    environment = {**os.environ, "PYTHONPATH": on_path(folder)}
     command = [sys.executable, "-m", "memtrain_cl.cli", "verify", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
