@@ -15,7 +15,8 @@ typedef struct {
 inline void add_group(Lanes *lanes, uint slot, float4 g, uint word) {
     lanes->sq[slot] += g * g;
     // g*t is exact, so adding it by a fused operation rounds the same.
-    lanes->gt[slot] = EXACT_MAD(g, code_ternary_4(word_centred(word)), lanes->gt[slot]);
+    const float4 t = code_ternary_4(word_centred(word));
+    lanes->gt[slot] = ${"fma(g, t, lanes->gt[slot])" if FUSED else "lanes->gt[slot] + g * t"};
 }
 
 // The work-group's lanes added in the one order; the result is whole in item 0. Lanes lie in local memory in their own order, so

@@ -8,7 +8,8 @@
 // Launched by memtrain_cl/ops/counter.py.
 // Constants: C, PACKED, GPU; ALIGNED (grad_w's rows begin on 16 bytes and are whole groups of four); LAGGED, USE_RMS, CLIP,
 // CLIPPED_SCALE. Read by GPU = 1 only: WG_SIZE (items a row), HELD (groups of four an item keeps in registers, a multiple of
-// 256/WG_SIZE in rows of more groups than items), EVEN (a row's groups are exactly WG_SIZE * HELD).
+// 256/WG_SIZE in rows of more groups than items), EVEN (a row's groups are exactly WG_SIZE * HELD), FUSED (fma
+// keeps subnormals: llvmpipe's does not, though its other operations do).
 #pragma OPENCL FP_CONTRACT OFF
 
 <%

@@ -38,6 +38,7 @@ _FORKED = (
 
 DeviceType = Literal["gpu", "accelerator", "cpu"]
 _CORRECTLY_ROUNDED_DIVIDE = 1 << 7
+_SUBNORMALS = 1 << 0
 _TYPE_SCORE = {"gpu": 2000, "accelerator": 1000, "cpu": 0}
 
 
@@ -64,6 +65,7 @@ class DeviceInfo:
     native_vector_width: int
     unified_memory: bool
     correctly_rounded_divide: bool
+    subnormals: bool
     fp16: bool
     fp64: bool
     subgroups: bool
@@ -153,6 +155,7 @@ def _read_info(index: int, platform: Any, device: Any) -> DeviceInfo:
         native_vector_width=device.native_vector_width_float,
         unified_memory=bool(device.host_unified_memory),
         correctly_rounded_divide=bool(device.single_fp_config & _CORRECTLY_ROUNDED_DIVIDE),
+        subnormals=bool(device.single_fp_config & _SUBNORMALS),
         fp16="cl_khr_fp16" in extensions,
         fp64="cl_khr_fp64" in extensions,
         subgroups="cl_khr_subgroups" in extensions,

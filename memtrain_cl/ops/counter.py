@@ -32,6 +32,7 @@ def _row_kernel(device: Device, name: str, rule: CounterRule, shape: RowShape, g
         WG_SIZE=shape.wg_size,
         HELD=shape.held,
         EVEN=shape.even,
+        FUSED=int(device.info.subnormals),
         LAGGED=int(rule.lagged and rule.use_rms),
         USE_RMS=int(rule.use_rms),
         CLIP=int(rule.clip > 0),
