@@ -206,11 +206,11 @@ def shapes_of(device: Device) -> dict[str, Device]:
 def verify_kernel(device: Device, file: str, kernel: str, *, small: bool = False) -> Row:
     """All cases of one kernel in all shapes; a check that raises makes the kernel's row, not the end."""
     total, failed, detail = Comparison(), 0, ""
-    cases = cases_of(file, kernel, small=small)
-    complete = bool(cases)
+    count = len(cases_of(file, kernel, small=small))
+    complete = count > 0
     for shape, twin in shapes_of(device).items():
         with use_device(twin):
-            for case in cases:
+            for case in cases_of(file, kernel, native=twin is device, small=small):
                 try:
                     result = CHECKS[case.op](case)
                 except Exception as error:  # noqa: BLE001 (whatever a broken kernel brings about belongs in its row)
@@ -221,11 +221,11 @@ def verify_kernel(device: Device, file: str, kernel: str, *, small: bool = False
                 if result.mismatches:
                     failed += 1
                     detail = detail or f"{case.name}, {shape}: {result.mismatches} elements differ"
-    if not cases:
+    if not count:
         detail = "no case in memtrain_cl/cases.py"
     if failed > 1:
         detail = f"{failed} checks failed; the first: {detail}"
-    return _row(device.info, file, kernel, total if complete else None, len(cases), detail)
+    return _row(device.info, file, kernel, total if complete else None, count, detail)
 
 
 def _row(info: DeviceInfo, file: str, kernel: str, total: Comparison | None, cases: int, detail: str) -> Row:

@@ -14,6 +14,7 @@ from memtrain_cl import ops, reference
 from memtrain_cl.cases import MODES
 from memtrain_cl.device import Device, use_device
 from memtrain_cl.formats import CounterRule, code_count
+from memtrain_cl.ops.launch import ready_device
 from memtrain_cl.program import Kernel
 from memtrain_cl.runtimes import import_pyopencl
 
@@ -88,10 +89,17 @@ def all_pairs(C: int) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.pad(part.ravel(), (0, pad), mode="edge").reshape(-1, 64) for part in (codes, cc))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(
-    ("C", "packed"), [(1, True), (2, True), (8, True), (11, True), (1, False), (8, False), (43, False)]
-)
+@pytest.mark.parametrize(("C", "packed"), [(1, True), (11, True), (8, False), (43, False)])
 def test_every_transition(shaped: Device, C: int, packed: bool) -> None:
+    check_every_transition(C, packed)
+
+
+@pytest.mark.parametrize(("C", "packed"), [(2, True), (8, True), (1, False), (11, False)])
+def test_every_transition_of_more_radices(device: Device, C: int, packed: bool) -> None:
+    check_every_transition(C, packed)
+
+
+def check_every_transition(C: int, packed: bool) -> None:
     rule = rule_of(C, packed, **EXACT_STEPS)
     codes, cc = all_pairs(C)
     t = codes // (2 * C - 1) - 1
@@ -250,16 +258,21 @@ def test_totals_add_up(device: Device) -> None:
 def test_small_devices_give_the_same_bytes(device: Device, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device of 16 KiB local memory that allows groups of `limit` items: sizes follow it, results do not."""
     small = device.with_capabilities(type="gpu", max_work_group_size=limit, local_mem_bytes=16 << 10, compute_units=1)
-    launches: list[tuple[int, int]] = []
+    launches: list[tuple[int, float]] = []
     launch, cl = Kernel.__call__, import_pyopencl()
+    # rusticl reports twice the bytes; a kernel of known size tells what a reported byte is worth.
+    text = "kernel void known(global float *x) { local float y[256]; y[get_local_id(0)] = 0; *x = y[0]; }"
+    known = cl.Kernel(cl.Program(device.context, text).build(), "known")
+    worth = 1024 / known.get_work_group_info(cl.kernel_work_group_info.LOCAL_MEM_SIZE, device.handle)
+    ready_device()  # its probe is no part of what is recorded
 
     def record(self: Kernel, global_size: Any, local_size: Any, *args: Any) -> Any:
         used = self._handle().get_work_group_info(cl.kernel_work_group_info.LOCAL_MEM_SIZE, device.handle)
-        launches.append((math.prod(local_size or (1,)), used))
+        launches.append((math.prod(local_size or (1,)), used * worth))
         return launch(self, global_size, local_size, *args)
 
     rule = rule_of()
-    layers = [(random_layer(3, columns, rule), torch.randn(3, columns)) for columns in (68, 260, 1028)]
+    layers = [(random_layer(3, columns, rule), torch.randn(3, columns)) for columns in (68, 1028)]
     x, product_layer = torch.randn(130, 132), random_layer(129, 132, rule)
     wide = replace(rule, packed=False)
     odd = random_layer(3, 1029, wide)
@@ -272,7 +285,7 @@ def test_small_devices_give_the_same_bytes(device: Device, limit: int, monkeypat
         y = ops.counter_forward(x, product_layer.state, product_layer.scale, C=11, packed=True)
     dense = reference.decode_dense(product_layer.state, product_layer.scale, 132, C=11, packed=True)
     torch.testing.assert_close(y, x @ dense.t(), rtol=1e-4, atol=1e-4)
-    assert len(launches) == 5
+    assert len(launches) == 4
     assert max(items for items, _ in launches) <= limit
     assert max(used for _, used in launches) <= 16 << 10
 

@@ -141,7 +141,7 @@ def test_packing_on_devices(shaped: Device) -> None:
 
 
 @pytest.mark.parametrize("case", UPDATES)
-def test_update_on_devices(shaped: Device, case: dict[str, Any]) -> None:
+def test_update_on_devices(device: Device, case: dict[str, Any]) -> None:
     check(update(ops, case, packed=True), case)
 
 
@@ -155,5 +155,5 @@ def test_published_function_on_devices(device: Device, case: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("case", FORMULAS)
-def test_formula_on_devices(shaped: Device, case: dict[str, Any]) -> None:
+def test_formula_on_devices(device: Device, case: dict[str, Any]) -> None:
     check(update(ops, formula_case(case), packed=True), case)
