@@ -93,11 +93,10 @@ def plot_loss(rows: list[dict[str, Any]], path: Path, title: str) -> bool:
     return True
 
 
-def _smoothed(values: list[float], memory: float = 0.95) -> list[float]:
-    """Exponential mean, corrected for its start."""
-    mean, weight, out = 0.0, 0.0, []
-    for value in values:
-        mean = memory * mean + (1 - memory) * value
-        weight = memory * weight + (1 - memory)
-        out.append(mean / weight)
+def _smoothed(values: list[float]) -> list[float]:
+    """Exponential mean over about 20 values, and over fewer at the start, where the loss falls fast."""
+    mean, out = 0.0, []
+    for index, value in enumerate(values):
+        mean += max(0.05, 2 / (index + 2)) * (value - mean)
+        out.append(mean)
     return out
