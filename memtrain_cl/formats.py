@@ -19,6 +19,10 @@ C_DEFAULT = 8
 C_MAX_PACKED = 11
 C_MAX_UNPACKED = 43
 
+#: Bounds that keep (lr/denom)*(C/scale) finite in float32, so that a zero gradient always gives a zero tick.
+LR_MAX = 1e6
+RMS_EPS_MIN = 1e-12
+
 #: Virtual lanes of the one summation order (element j is summed in lane j mod LANES, then the lanes are halved).
 LANES = 1024
 
@@ -108,11 +112,13 @@ class CounterRule:
 
     def __post_init__(self) -> None:
         check_c(self.C, packed=self.packed)
-        for name in ("lr", "lr_scale", "clip"):
+        for name in ("lr", "lr_scale"):
             value = getattr(self, name)
-            if not (isinstance(value, numbers.Real) and 0.0 <= float(value) < float("inf")):
-                raise ValueError(f"expected {name} as a finite number >= 0, got {value!r}")
-        if not (isinstance(self.rms_beta, numbers.Real) and 0.0 <= float(self.rms_beta) < 1.0):
+            if not (isinstance(value, numbers.Real) and 0.0 <= float(value) <= LR_MAX):
+                raise ValueError(f"expected {name} as a finite number 0..{LR_MAX:g}, got {value!r}")
+        if not (isinstance(self.clip, numbers.Real) and 0.0 <= self.clip < float("inf")):
+            raise ValueError(f"expected clip as a finite number >= 0, got {self.clip!r}")
+        if not (isinstance(self.rms_beta, numbers.Real) and 0.0 <= self.rms_beta < 1.0):
             raise ValueError(f"expected rms_beta in [0, 1), got {self.rms_beta!r}")
-        if not (isinstance(self.rms_eps, numbers.Real) and 0.0 < float(self.rms_eps) < float("inf")):
-            raise ValueError(f"expected rms_eps as a finite number > 0, got {self.rms_eps!r}")
+        if not (isinstance(self.rms_eps, numbers.Real) and RMS_EPS_MIN <= self.rms_eps < float("inf")):
+            raise ValueError(f"expected rms_eps as a finite number >= {RMS_EPS_MIN:g}, got {self.rms_eps!r}")

@@ -57,13 +57,13 @@ OUT_OF_RANGE: list[tuple[str, list[Any], str]] = [
     ("in_features", [0, -4, 2.0, "8", True], "in_features as an integer >= 1"),
     ("out_features", [0, -4, 2.0, None], "out_features as an integer >= 1"),
     ("C", [0, 12, 2.5, None, True], r"C as an integer in 1\.\.11"),
-    ("lr", [-0.1, float("nan"), float("inf"), "0.1"], "lr as a finite number >= 0"),
-    ("lr_scale", [-0.1, float("nan")], "lr_scale as a finite number >= 0"),
+    ("lr", [-0.1, 2e6, float("nan"), float("inf"), "0.1"], r"lr as a finite number 0\.\.1e\+06"),
+    ("lr_scale", [-0.1, float("nan")], r"lr_scale as a finite number 0\.\.1e\+06"),
     ("init_gain", [0.0, -1.0, float("inf"), None], "init_gain as a finite number > 0"),
     ("tile_rows", [-1, 1.5, True], "tile_rows as an integer >= 0"),
     ("local_grad_clip", [-1.0, float("nan")], "clip as a finite number >= 0"),
     ("rms_beta", [1.0, -0.1, float("nan")], r"rms_beta in \[0, 1\)"),
-    ("rms_eps", [0.0, -1.0, float("inf")], "rms_eps as a finite number > 0"),
+    ("rms_eps", [0.0, -1.0, 1e-38, float("inf")], "rms_eps as a finite number >= 1e-12"),
     ("rms_mode", ["proxy", "", None], "rms_mode 'exact' or 'lagged'"),
 ]
 

@@ -161,7 +161,7 @@ def test_a_zero_gradient_leaves_codes_and_scale(shaped: Device) -> None:
     assert after.totals.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("eps", [1e-3, 1e-30])
+@pytest.mark.parametrize("eps", [1e-3, 1e-12])
 def test_tiny_gradients_are_finite_and_agree(shaped: Device, eps: float) -> None:
     rule = rule_of(rms_eps=eps)
     start = random_layer(3, 64, rule)
@@ -323,7 +323,7 @@ def test_other_radices_are_refused(C: Any, packed: bool) -> None:
 OUT_OF_RANGE = [
     *({"lr": value} for value in (-1.0, math.nan, math.inf, "0.1")),
     *({"rms_beta": value} for value in (1.0, -0.1)),
-    *({"rms_eps": value} for value in (0.0, math.inf)),
+    *({"rms_eps": value} for value in (0.0, 1e-38, math.inf)),
     *({"clip": value} for value in (-1.0, math.nan)),
     {"lr_scale": -1e-9},
 ]
