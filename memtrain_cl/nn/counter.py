@@ -55,8 +55,8 @@ class CompactCounterLinear(LiveBuffers):
     `skipped_updates` (rows left alone for a gradient that was not finite), int64 scalars since construction.
 
     Raises ValueError for options out of range, TypeError for inputs of other types, RuntimeError when a second training
-    forward comes before the backward of the first, or a second backward through one graph. Source: spec of the
-    published counter package.
+    forward comes before the backward of the first, or a second backward through one graph. The rule is
+    that of the PyTorch package memory_native, whose checkpoints load here.
     """
 
     packed: ClassVar[bool] = False
@@ -241,17 +241,17 @@ class CompactCounterLinear(LiveBuffers):
     @property
     def update_events(self) -> torch.Tensor:
         """Counters moved since construction, an int64 scalar."""
-        return self.counts[0]
+        return self.counts[0].clone()
 
     @property
     def weight_flips(self) -> torch.Tensor:
         """Ternary weights changed since construction, an int64 scalar."""
-        return self.counts[1]
+        return self.counts[1].clone()
 
     @property
     def skipped_updates(self) -> torch.Tensor:
         """Row updates skipped for a gradient that was not finite, an int64 scalar."""
-        return self.counts[2]
+        return self.counts[2].clone()
 
     def hyper(self) -> dict[str, Any]:
         """The constructor's options as they are now, JSON-able."""

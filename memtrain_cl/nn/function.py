@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
 
-if TYPE_CHECKING:
-    from memtrain_cl.nn.counter import CompactCounterLinear
+
+class SelfUpdating(Protocol):
+    """What the node asks of its layer."""
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def _backward(
+        self, x: torch.Tensor, grad_out: torch.Tensor, needs_grad_input: bool, updates: bool
+    ) -> torch.Tensor | None: ...
 
 
 class ForwardToken:
@@ -25,7 +32,7 @@ class CounterLinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, tap: torch.Tensor, layer: CompactCounterLinear, token: ForwardToken, updates: bool
+        ctx: Any, x: torch.Tensor, tap: torch.Tensor, layer: SelfUpdating, token: ForwardToken, updates: bool
     ) -> torch.Tensor:
         ctx.save_for_backward(x)
         ctx.layer, ctx.token, ctx.updates = layer, token, updates
