@@ -14,7 +14,7 @@ import torch
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
-from memtrain_cl.formats import CounterRule, check_c, packed_row_bytes
+from memtrain_cl.formats import CounterRule, check_c, packed_row_bytes, state_row_bytes
 from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import RowShape, flat_shape, groups_share_rows, row_shape
@@ -101,7 +101,7 @@ def row_statistics(state: torch.Tensor, grad_w: torch.Tensor, *, C: int, packed:
     C = check_c(C, packed=packed)
     require_tensor("grad_w", grad_w, torch.float32, (None, None))
     rows, n = grad_w.shape
-    require_tensor("state", state, torch.uint8, (rows, packed_row_bytes(n) if packed else n))
+    require_tensor("state", state, torch.uint8, (rows, state_row_bytes(n, packed=packed)))
     if rows * n == 0:
         return torch.zeros((rows, 2))
     device = ready_device()

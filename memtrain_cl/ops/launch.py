@@ -8,7 +8,7 @@ import torch
 
 from memtrain_cl.device import Device, get_device
 from memtrain_cl.errors import UnsupportedDevice
-from memtrain_cl.formats import packed_row_bytes, state_row_bytes
+from memtrain_cl.formats import state_row_bytes
 from memtrain_cl.probe import require_exact
 
 #: Element counts of one matrix that kernels index by 32 bits within a row, and rows by 32 bits: rows and columns stay
@@ -44,7 +44,6 @@ def require_tensor(name: str, tensor: Any, dtype: torch.dtype, shape: tuple[int 
 
 def require_layer(state: torch.Tensor, scale: torch.Tensor, in_features: int, *, packed: bool) -> tuple[int, int]:
     """(out, in) of a counter layer's state and scale; the errors of `require_tensor`."""
-    width = packed_row_bytes(in_features) if packed else state_row_bytes(in_features, packed=False)
-    require_tensor("state", state, torch.uint8, (None, width))
+    require_tensor("state", state, torch.uint8, (None, state_row_bytes(in_features, packed=packed)))
     require_tensor("scale", scale, torch.float32, (state.shape[0], 1))
     return state.shape[0], in_features
