@@ -15,3 +15,7 @@ class BuildError(MemtrainError, RuntimeError):
 
 class CorruptFile(MemtrainError, ValueError):
     """A file that does not hold what its format promises; the message names file, field and value."""
+
+
+class OutOfMemory(MemtrainError, RuntimeError):
+    """A device has no room for a request; the message holds the bytes asked for, held and allowed."""

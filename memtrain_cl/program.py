@@ -26,9 +26,11 @@ from memtrain_cl._resources import kernels_dir
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.device import Device
 from memtrain_cl.errors import BuildError, MemtrainError
+from memtrain_cl.operand import Operand
 from memtrain_cl.runtimes import import_pyopencl
 
 _INCLUDE = re.compile(r'^#include\s+"(_\w+\.cl)"\s*$', re.MULTILINE)
+_HOLDERS = (DeviceArray, Operand)
 _RELAXED = (
     "-cl-fast-relaxed-math",
     "-cl-finite-math-only",
@@ -106,7 +108,7 @@ class Kernel:
         return handle
 
     def __call__(self, global_size: Sequence[int], local_size: Sequence[int] | None, *args: Any) -> Any:
-        """Launch with DeviceArrays and NumPy scalars as arguments; the launch's event."""
+        """Launch with DeviceArrays, Operands and NumPy scalars as arguments; the launch's event."""
         self.device.check_process()
         cl = import_pyopencl()
         handle = self._handle()
@@ -115,7 +117,7 @@ class Kernel:
             handle.set_scalar_arg_dtypes([arg.dtype if isinstance(arg, np.generic) else None for arg in args])
             self._of_thread.typed = True
         try:
-            handle.set_args(*(arg.buffer if isinstance(arg, DeviceArray) else arg for arg in args))
+            handle.set_args(*[arg.buffer if isinstance(arg, _HOLDERS) else arg for arg in args])
             return cl.enqueue_nd_range_kernel(
                 self.device.queue, handle, tuple(global_size), local_size and tuple(local_size)
             )
