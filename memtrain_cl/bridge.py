@@ -1,19 +1,19 @@
-"""torch tensors on the host to DeviceArrays and back.
+"""torch tensors to DeviceArrays and back.
 
-Where device and host share memory, a kernel reads and writes the tensor's own bytes (a buffer over the tensor's memory,
-mapped and unmapped around host access); elsewhere the bytes travel through pinned buffers. A `Crossing` is one such
-visit:
+Tensors of the torch device "opencl" and CUDA tensors in shared memory are used where they are. As to host tensors:
+where device and host share memory, a kernel reads and writes the tensor's own bytes (a buffer over the tensor's memory,
+mapped and unmapped around host access); elsewhere the bytes travel through pinned buffers. A `Crossing` is one visit:
 
-    with Crossing(device) as cross:
+    with Crossing(device, x) as cross:    # of tensors that live where x does
         a = cross.read(x)                 # kernels read it
         s = cross.update(state)           # kernels read and write it in place
-        y, b = cross.output((m, n))       # a fresh float32 tensor, written by kernels
+        y, b = cross.output((m, n))       # a fresh float32 tensor there, written by kernels
         kernel(..., a, s, b)
     # here y and state hold the results
 
-A tensor that stays on the device between visits (a layer's state) is announced by `keep_resident`: on a device with
-memory of its own it is then uploaded only when its host copy has changed, and downloaded only when somebody reads it
-(`refresh_host`).
+A host tensor that stays on the device between visits (a layer's state) is announced by `keep_resident`: on a device
+with memory of its own it is then uploaded only when its host copy has changed, and downloaded only when somebody reads
+it (`refresh_host`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from memtrain_cl import staging
 from memtrain_cl.array import DeviceArray, empty, wrap_host
-from memtrain_cl.device import Device
+from memtrain_cl.device import Device, get_device
+from memtrain_cl.homes import Home, Lodging, OpenCLHome, operand_of
 from memtrain_cl.runtimes import import_pyopencl
 
 #: torch dtypes that cross by their bits, because NumPy has no such type.
@@ -47,11 +48,10 @@ class _Resident:
 
 @dataclass
 class _Guest:
-    """A tensor in a visit. `contiguous` is itself, or a copy that the visit works on; `array` is its device memory."""
+    """A tensor in a visit, and where the visit keeps it."""
 
     tensor: torch.Tensor
-    contiguous: torch.Tensor
-    array: DeviceArray
+    lodging: Lodging
     resident: _Resident | None = None
     written: bool = False
 
@@ -62,7 +62,7 @@ _residents: Any = WeakTensorKeyDictionary()
 def keep_resident(tensor: torch.Tensor) -> None:
     """Announce that `tensor` should stay on the device between visits. Costs nothing where memory is shared."""
     # What was made in inference mode has no version to tell when it changed; it travels each time.
-    if tensor not in _residents and not tensor.is_inference():
+    if tensor.device.type == "cpu" and tensor not in _residents and not tensor.is_inference():
         _residents[tensor] = _Resident()
 
 
@@ -95,11 +95,88 @@ def host_view(tensor: torch.Tensor) -> Any:
     return (plain.view(bits) if bits else plain).numpy()
 
 
-class Crossing:
-    """One visit of host tensors to a device, by one thread; see the module's text."""
+class _HostHome:
+    """Host tensors: their own memory where the device shares it, staged copies elsewhere."""
 
     def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def arrive(self, tensor: torch.Tensor) -> DeviceArray:
+        """A contiguous tensor's array on the device, holding its bytes."""
+        values = host_view(tensor)
+        if self._device.info.unified_memory:
+            return wrap_host(self._device, values, owner=tensor)
+        array = empty(self._device, values.shape, values.dtype)
+        if array.buffer is not None:
+            staging.upload(self._device, values, array.buffer)
+        return array
+
+    def lodge(self, tensor: torch.Tensor) -> Lodging:
+        refresh_host(tensor)  # another device may hold newer bytes
+        contiguous = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        return Lodging(contiguous, self.arrive(contiguous), copied=contiguous.data_ptr() != tensor.data_ptr())
+
+    def fresh(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, Lodging]:
+        tensor = torch.empty(shape, dtype=dtype)
+        values = host_view(tensor)
+        if self._device.info.unified_memory:
+            return tensor, Lodging(tensor, wrap_host(self._device, values, owner=tensor))
+        return tensor, Lodging(tensor, empty(self._device, values.shape, values.dtype))
+
+    def scratch(self, shape: Sequence[int], dtype: Any) -> DeviceArray:
+        return empty(self._device, shape, dtype)
+
+    def settle(self, written: list[Lodging]) -> None:
+        for lodging in written:
+            self._fetch(lodging.array, lodging.memory)
+        if self._device.info.unified_memory and not written:
+            self._device.synchronize()
+
+    def abandon(self) -> None:
+        # Kernels already queued use memory that is about to be freed.
+        self._device.synchronize()
+
+    def _fetch(self, array: DeviceArray, tensor: torch.Tensor) -> None:
+        if self._device.info.unified_memory:
+            flags = import_pyopencl().map_flags.READ
+            mapped, _event = import_pyopencl().enqueue_map_buffer(
+                self._device.queue, array.buffer, flags, 0, array.shape, array.dtype, is_blocking=True
+            )
+            mapped.base.release(self._device.queue)
+        else:
+            staging.download(self._device, array.buffer, host_view(tensor))
+
+
+#: The places that tensors cross from, for messages.
+PLACES = "the CPU or on the device opencl"
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    """Whether a visit can deal with this tensor."""
+    return tensor.device.type == "cpu" or operand_of(tensor) is not None
+
+
+def device_for(tensor: torch.Tensor) -> Device:
+    """The OpenCL device for kernels on `tensor`: the one that holds it, the current one for host tensors."""
+    operand = operand_of(tensor)
+    return get_device() if operand is None else operand.device
+
+
+def home_of(device: Device, tensor: torch.Tensor | None) -> Home:
+    """The home of tensors that live where `tensor` does (None: on the host), for one visit to `device`."""
+    if tensor is None or tensor.device.type == "cpu":
+        return _HostHome(device)
+    return OpenCLHome(device, tensor.device)
+
+
+class Crossing:
+    """One visit of tensors to a device, by one thread; see the module's text. like: a tensor of the place that all of
+    them live in, the host by default.
+    """
+
+    def __init__(self, device: Device, like: torch.Tensor | None = None) -> None:
         self.device = device
+        self._home = home_of(device, like)
         # By identity: a tensor that is named twice in a visit is one array, or its copies would overwrite each other.
         self._guests: dict[int, _Guest] = {}
         self._held: list[DeviceArray] = []
@@ -107,23 +184,13 @@ class Crossing:
     def __enter__(self) -> Crossing:
         return self
 
-    def _arrive(self, tensor: torch.Tensor) -> DeviceArray:
-        """A contiguous tensor's array on the device, holding its bytes."""
-        values = host_view(tensor)
-        if self.device.info.unified_memory:
-            return wrap_host(self.device, values, owner=tensor)
-        array = empty(self.device, values.shape, values.dtype)
-        if array.buffer is not None:
-            staging.upload(self.device, values, array.buffer)
-        return array
-
     def _arrive_resident(self, tensor: torch.Tensor, resident: _Resident) -> DeviceArray:
         if resident.array is not None and resident.array.device.queue != self.device.queue:
             refresh_host(tensor)
             resident.array = None
         _require_unwritten(tensor, resident)
         if resident.array is None or resident.version != tensor._version:
-            resident.array = self._arrive(tensor)
+            resident.array = _HostHome(self.device).arrive(tensor)
             resident.version = tensor._version
         return resident.array
 
@@ -132,20 +199,18 @@ class Crossing:
         if guest is None:
             resident = _residents.get(tensor)
             if resident is not None and not self.device.info.unified_memory and tensor.is_contiguous():
-                guest = _Guest(tensor, tensor, self._arrive_resident(tensor, resident), resident)
+                guest = _Guest(tensor, Lodging(tensor, self._arrive_resident(tensor, resident)), resident)
             else:
-                refresh_host(tensor)  # another device may hold newer bytes
-                contiguous = tensor.detach().resolve_conj().resolve_neg().contiguous()
-                guest = _Guest(tensor, contiguous, self._arrive(contiguous))
+                guest = _Guest(tensor, self._home.lodge(tensor))
             self._guests[id(tensor)] = guest
         return guest
 
     def read(self, tensor: torch.Tensor) -> DeviceArray:
         """The values for kernels that only read them. Strided, offset and expanded tensors arrive contiguous."""
-        return self._guest(tensor).array
+        return self._guest(tensor).lodging.array
 
     def update(self, tensor: torch.Tensor) -> DeviceArray:
-        """The tensor for kernels that change it in place; the host sees the change when the visit ends.
+        """The tensor for kernels that change it in place; torch sees the change when the visit ends.
 
         ValueError for read-only memory and for expanded tensors, whose elements share memory.
         """
@@ -154,7 +219,7 @@ class Crossing:
                 f"expected a tensor whose elements lie apart, got strides {tensor.stride()}; clone it first"
             )
         guest = self._guest(tensor)
-        if guest.array.readonly:
+        if guest.lodging.array.readonly:
             raise ValueError("expected a tensor that may be written, got read-only memory")
         guest.written = True
         if not tensor.is_inference():
@@ -163,22 +228,17 @@ class Crossing:
         if guest.resident is not None:
             guest.resident.stale = True
             guest.resident.version = tensor._version
-        return guest.array
+        return guest.lodging.array
 
     def output(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, DeviceArray]:
         """A fresh tensor that kernels fill, and its array."""
-        tensor = torch.empty(tuple(shape), dtype=dtype)
-        values = host_view(tensor)
-        shared = self.device.info.unified_memory
-        array = (
-            wrap_host(self.device, values, owner=tensor) if shared else empty(self.device, values.shape, values.dtype)
-        )
-        self._guests[id(tensor)] = _Guest(tensor, tensor, array, written=True)
-        return tensor, array
+        tensor, lodging = self._home.fresh(tuple(shape), dtype)
+        self._guests[id(tensor)] = _Guest(tensor, lodging, written=True)
+        return tensor, lodging.array
 
     def scratch(self, shape: Sequence[int], dtype: Any) -> DeviceArray:
         """Device memory for the visit alone (`dtype` as NumPy names it)."""
-        array = empty(self.device, shape, dtype)
+        array = self._home.scratch(shape, dtype)
         self._held.append(array)
         return array
 
@@ -189,8 +249,7 @@ class Crossing:
             if kind is None:
                 self._bring_home()
             else:
-                # Kernels already queued use memory that is about to be freed.
-                self.device.synchronize()
+                self._home.abandon()
         finally:
             self._guests.clear()
             self._held.clear()
@@ -199,23 +258,10 @@ class Crossing:
         written = [
             guest
             for guest in self._guests.values()
-            if guest.written and guest.resident is None and guest.array.buffer is not None
+            if guest.written and guest.resident is None and guest.lodging.array.buffer is not None
         ]
+        self._home.settle([guest.lodging for guest in written])
         for guest in written:
-            self._fetch(guest.array, guest.contiguous)
-        if self.device.info.unified_memory and not written:
-            self.device.synchronize()
-        for guest in written:
-            if guest.contiguous.data_ptr() != guest.tensor.data_ptr():
+            if guest.lodging.copied:
                 with torch.no_grad():
-                    guest.tensor.copy_(guest.contiguous)
-
-    def _fetch(self, array: DeviceArray, tensor: torch.Tensor) -> None:
-        if self.device.info.unified_memory:
-            flags = import_pyopencl().map_flags.READ
-            mapped, _event = import_pyopencl().enqueue_map_buffer(
-                self.device.queue, array.buffer, flags, 0, array.shape, array.dtype, is_blocking=True
-            )
-            mapped.base.release(self.device.queue)
-        else:
-            staging.download(self.device, array.buffer, host_view(tensor))
+                    guest.tensor.copy_(guest.lodging.memory)

@@ -15,7 +15,7 @@ from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.formats import CounterRule, check_c, packed_row_bytes, state_row_bytes
-from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor
+from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import RowShape, flat_shape, groups_share_rows, row_shape
 
@@ -56,9 +56,9 @@ def launch_codec(device: Device, name: str, source: DeviceArray, target: DeviceA
 
 def _codec(name: str, source: torch.Tensor, target_shape: tuple[int, int], groups: int) -> torch.Tensor:
     if groups == 0:
-        return torch.empty(target_shape, dtype=torch.uint8)
-    device = ready_device()
-    with Crossing(device) as cross:
+        return torch.empty(target_shape, dtype=torch.uint8, device=source.device)
+    device = ready_device(source)
+    with Crossing(device, source) as cross:
         result, target = cross.output(target_shape, torch.uint8)
         launch_codec(device, name, cross.read(source), target, groups)
     return result
@@ -83,9 +83,9 @@ def decode_dense(state: torch.Tensor, scale: torch.Tensor, in_features: int, *, 
     C = check_c(C, packed=packed)
     out, n = require_layer(state, scale, in_features, packed=packed)
     if out * n == 0:
-        return torch.empty((out, n))
-    device = ready_device()
-    with Crossing(device) as cross:
+        return torch.empty((out, n), device=state.device)
+    device = ready_device(state)
+    with Crossing(device, state) as cross:
         result, target = cross.output((out, n))
         groups = -(-n // 4)
         per = 1 if groups_share_rows(device.info) else groups
@@ -102,10 +102,11 @@ def row_statistics(state: torch.Tensor, grad_w: torch.Tensor, *, C: int, packed:
     require_tensor("grad_w", grad_w, torch.float32, (None, None))
     rows, n = grad_w.shape
     require_tensor("state", state, torch.uint8, (rows, state_row_bytes(n, packed=packed)))
+    require_together(state=state, grad_w=grad_w)
     if rows * n == 0:
-        return torch.zeros((rows, 2))
-    device = ready_device()
-    with Crossing(device) as cross:
+        return torch.zeros((rows, 2), device=grad_w.device)
+    device = ready_device(grad_w)
+    with Crossing(device, grad_w) as cross:
         result, sums = cross.output((rows, 2))
         codes, grad = cross.read(state), cross.read(grad_w)
         rule = CounterRule(C, packed, lr=0.0, lr_scale=0.0)
@@ -173,6 +174,7 @@ def require_update(
     if rule.use_rms:
         require_tensor("v", v, torch.float32, (out, 1))
     require_tensor("totals", totals, torch.int64, (3,))
+    require_together(state=state, v=v, totals=totals)
     if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
         raise ValueError(f"expected a step's seed in 0..2^32-1, got {seed!r}")
     return out
@@ -204,10 +206,11 @@ def counter_update_(
         raise ValueError(f"expected index_base divisible by 4 for packed rows, got {base}")
     if not 0 <= row_offset <= out - rows:
         raise ValueError(f"expected rows {row_offset}..{row_offset + rows} within the layer's {out}")
+    require_together(grad_w=grad_w, state=state)
     if rows * n == 0:
         return
-    device = ready_device()
-    with Crossing(device) as cross:
+    device = ready_device(state)
+    with Crossing(device, state) as cross:
         launch_update(
             device,
             cross.update(state),
@@ -243,5 +246,5 @@ def counter_update_hashsr(
     """
     rule = CounterRule(C, False, lr, lr_scale, rms_beta, rms_eps, lagged=lagged, clip=clip)
     result = codes.clone()
-    counter_update_(result, scale, v, grad_w, torch.zeros(3, dtype=torch.int64), rule, seed=seed)
+    counter_update_(result, scale, v, grad_w, torch.zeros(3, dtype=torch.int64, device=codes.device), rule, seed=seed)
     return result

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from memtrain_cl import bridge
 from memtrain_cl.device import Device, get_device
 from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.formats import state_row_bytes
@@ -16,20 +17,20 @@ from memtrain_cl.probe import require_exact
 SIZE_LIMIT = 1 << 31
 
 
-def ready_device() -> Device:
-    """The current device, opened and trusted; UnsupportedDevice otherwise."""
-    device = get_device()
+def ready_device(tensor: torch.Tensor | None = None) -> Device:
+    """The device for kernels on `tensor` (None: the current one), opened and trusted; UnsupportedDevice otherwise."""
+    device = get_device() if tensor is None else bridge.device_for(tensor)
     device.check_process()
     require_exact(device)
     return device
 
 
 def require_tensor(name: str, tensor: Any, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
-    """TypeError or ValueError unless `tensor` is a CPU tensor of this dtype and shape (None: any size)."""
+    """TypeError or ValueError unless `tensor` is one that crosses, of this dtype and shape (None: any size)."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected {name} as a torch tensor, got {type(tensor).__name__}")
-    if tensor.device.type != "cpu":
-        raise TypeError(f"expected {name} on the CPU, got a tensor on {tensor.device}")
+    if not bridge.is_known(tensor):
+        raise TypeError(f"expected {name} on {bridge.PLACES}, got a tensor on {tensor.device}")
     if tensor.dtype != dtype:
         raise TypeError(f"expected {name} of dtype {dtype}, got {tensor.dtype}")
     matches = tensor.ndim == len(shape) and all(
@@ -42,8 +43,20 @@ def require_tensor(name: str, tensor: Any, dtype: torch.dtype, shape: tuple[int 
         raise UnsupportedDevice(f"expected sizes below 2^31 in {name}, got {list(tensor.shape)}")
 
 
+def require_together(**tensors: torch.Tensor | None) -> None:
+    """ValueError unless all tensors live on one device (None: a tensor that is left out)."""
+    place = None
+    for tensor in tensors.values():
+        if tensor is not None:
+            if place is not None and tensor.device != place:
+                where = ", ".join(f"{name} on {it.device}" for name, it in tensors.items() if it is not None)
+                raise ValueError(f"expected tensors on one device, got {where}")
+            place = tensor.device
+
+
 def require_layer(state: torch.Tensor, scale: torch.Tensor, in_features: int, *, packed: bool) -> tuple[int, int]:
     """(out, in) of a counter layer's state and scale; the errors of `require_tensor`."""
     require_tensor("state", state, torch.uint8, (None, state_row_bytes(in_features, packed=packed)))
     require_tensor("scale", scale, torch.float32, (state.shape[0], 1))
+    require_together(state=state, scale=scale)
     return state.shape[0], in_features

@@ -16,7 +16,7 @@ from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.formats import CounterRule, check_c
 from memtrain_cl.ops.counter import launch_update, require_update, rows_aligned
-from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor
+from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import matmul_shape
 
@@ -97,10 +97,11 @@ def counter_forward(x: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, *
     C = check_c(C, packed=packed)
     require_tensor("x", x, torch.float32, (None, None))
     out, _ = require_layer(state, scale, x.shape[1], packed=packed)
+    require_together(x=x, state=state)
     if x.numel() == 0 or out == 0:
-        return torch.zeros((x.shape[0], out))
-    device = ready_device()
-    with Crossing(device) as cross:
+        return torch.zeros((x.shape[0], out), device=x.device)
+    device = ready_device(x)
+    with Crossing(device, x) as cross:
         y, target = cross.output((x.shape[0], out))
         launch_forward(device, cross.read(x), cross.read(state), cross.read(scale), target, C=C, packed=packed)
     return y
@@ -113,10 +114,11 @@ def counter_grad_input(
     C = check_c(C, packed=packed)
     out, n = require_layer(state, scale, in_features, packed=packed)
     require_tensor("grad_out", grad_out, torch.float32, (None, out))
+    require_together(grad_out=grad_out, state=state)
     if grad_out.numel() == 0 or n == 0:
-        return torch.zeros((grad_out.shape[0], n))
-    device = ready_device()
-    with Crossing(device) as cross:
+        return torch.zeros((grad_out.shape[0], n), device=grad_out.device)
+    device = ready_device(grad_out)
+    with Crossing(device, grad_out) as cross:
         grad_x, target = cross.output((grad_out.shape[0], n))
         launch_grad_input(
             device, cross.read(grad_out), cross.read(state), cross.read(scale), target, C=C, packed=packed
@@ -132,10 +134,11 @@ def grad_weight(grad_out: torch.Tensor, x: torch.Tensor, row_offset: int = 0, ro
     count = out - row_offset if rows is None else rows
     if not (0 <= row_offset <= out and 0 <= count <= out - row_offset):
         raise ValueError(f"expected rows {row_offset}..{row_offset + count} within {out}")
+    require_together(grad_out=grad_out, x=x)
     if count * x.shape[1] == 0 or x.shape[0] == 0:
-        return torch.zeros((count, x.shape[1]))
-    device = ready_device()
-    with Crossing(device) as cross:
+        return torch.zeros((count, x.shape[1]), device=x.device)
+    device = ready_device(x)
+    with Crossing(device, x) as cross:
         grad_w, target = cross.output((count, x.shape[1]))
         launch_grad_weight(device, cross.read(grad_out), cross.read(x), target, row_offset)
     return grad_w
@@ -165,10 +168,11 @@ def counter_backward_(
     require_tensor("grad_out", grad_out, torch.float32, (m, out))
     if seed is not None:
         require_update(state, scale, v, totals, n, rule, seed)
+    require_together(x=x, grad_out=grad_out, state=state)
     if m * n * out == 0:
-        return torch.zeros((m, n)) if needs_grad_input else None
-    device = ready_device()
-    with Crossing(device) as cross:
+        return torch.zeros((m, n), device=x.device) if needs_grad_input else None
+    device = ready_device(x)
+    with Crossing(device, x) as cross:
         outgoing = cross.read(grad_out)
         codes, scales = (
             (cross.read(state), cross.read(scale)) if seed is None else (cross.update(state), cross.update(scale))
