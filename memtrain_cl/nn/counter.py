@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 
 from memtrain_cl.formats import C_DEFAULT, CounterRule, check_c, code_count, packed_row_bytes
-from memtrain_cl.nn.function import CounterLinearFunction, ForwardToken
+from memtrain_cl.nn.function import CounterLinearFunction, ForwardToken, rows_of, shaped_like
 from memtrain_cl.nn.live import LiveBuffers
 from memtrain_cl.reference.codes import decode_state, encode_state, hash_u32
 
@@ -105,14 +105,15 @@ class CompactCounterLinear(LiveBuffers):
         self.local_grad_clip = local_grad_clip
         self.update_enabled = True
         self.ops = ops or _default_ops()
-        self.seed = int(torch.randint(0, 1 << 32, ()))
+        # Chance is the host's wherever the layer is made, so that a seed gives one layer on every device.
+        self.seed = int(torch.randint(0, 1 << 32, (), device="cpu"))
         self.step = 0
         self._pending: weakref.ref[ForwardToken] | None = None
         self.rule()
 
-        t = torch.randint(-1, 2, (self.out_features, self.in_features), dtype=torch.int16)
+        t = torch.randint(-1, 2, (self.out_features, self.in_features), dtype=torch.int16, device="cpu")
         codes = encode_state(t, torch.zeros_like(t), self.C)
-        self.register_buffer("state", self._pack(codes) if self.packed else codes)
+        self.register_buffer("state", (self._pack(codes) if self.packed else codes).to(torch.get_default_device()))
         scale = self.init_gain * math.sqrt(3.0 / (2.0 * self.in_features))
         self.register_buffer("scale", torch.full((self.out_features, 1), scale))
         self.register_buffer("counts", torch.zeros(3, dtype=torch.int64), persistent=False)
@@ -156,23 +157,22 @@ class CompactCounterLinear(LiveBuffers):
                 )
             self.rule()
             self._pending = weakref.ref(token)
-        tap = torch.zeros((), requires_grad=True)
+        tap = torch.zeros((), requires_grad=True, device="cpu")
         result: torch.Tensor = CounterLinearFunction.apply(x, tap, self, token, updates)  # type: ignore[no-untyped-call]
         return result
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        flat = x.detach().reshape(-1, self.in_features).to(torch.float32)
         y: torch.Tensor = self.ops.counter_forward(
-            flat, self._buffers["state"], self._buffers["scale"], C=self.C, packed=self.packed
+            rows_of(x), self._buffers["state"], self._buffers["scale"], C=self.C, packed=self.packed
         )
-        return y.reshape(*x.shape[:-1], self.out_features).to(x.dtype)
+        return shaped_like(y, x)
 
     def _backward(
         self, x: torch.Tensor, grad_out: torch.Tensor, needs_grad_input: bool, updates: bool
     ) -> torch.Tensor | None:
         grad_x: torch.Tensor | None = self.ops.counter_backward_(
-            x.detach().reshape(-1, self.in_features).to(torch.float32),
-            grad_out.reshape(-1, self.out_features).to(torch.float32),
+            rows_of(x),
+            rows_of(grad_out),
             self._buffers["state"],
             self._buffers["scale"],
             self._moments(),
@@ -184,10 +184,10 @@ class CompactCounterLinear(LiveBuffers):
         )
         if updates:
             self.step += 1
-        return None if grad_x is None else grad_x.reshape(x.shape).to(x.dtype)
+        return None if grad_x is None else shaped_like(grad_x, x)
 
     def _step_seed(self) -> int:
-        return int(hash_u32(torch.tensor(self.seed + self.step)))
+        return int(hash_u32(torch.tensor(self.seed + self.step, device="cpu")))
 
     def apply_update_from_grad_w(self, grad_w: torch.Tensor) -> None:
         """One update from a given gradient float32 [out, in], as backward would make it."""
@@ -317,11 +317,11 @@ class CompactCounterLinear(LiveBuffers):
         state = state_dict.get(prefix + "state")
         if state is None or not state.numel():
             return None
-        codes = state
+        codes = state.cpu()
         if self.packed:
             from memtrain_cl.reference.counter import unpack_codes
 
-            codes = unpack_codes(state, self.in_features)
+            codes = unpack_codes(codes, self.in_features)
         highest = int(codes.max())
         if highest >= code_count(self.C):
             return f"{prefix}state: expected codes below {code_count(self.C)} for C={self.C}, got {highest}"

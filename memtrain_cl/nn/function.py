@@ -50,3 +50,16 @@ class CounterLinearFunction(torch.autograd.Function):
         grad_x = ctx.layer._backward(x, grad_out, ctx.needs_input_grad[0], ctx.updates)
         ctx.token.used = True
         return grad_x, None, None, None, None
+
+
+def rows_of(x: torch.Tensor) -> torch.Tensor:
+    """x [..., n] as float32 [M, n], without a gradient."""
+    # Torch is asked for what is needed alone: on the device "opencl" each call costs more than a launch.
+    flat = x if x.ndim == 2 else x.detach().reshape(-1, x.shape[-1])
+    return flat if flat.dtype == torch.float32 else flat.detach().to(torch.float32)
+
+
+def shaped_like(y: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """y [M, n] as [..., n] of `like` [..., any], in its type."""
+    shaped = y if like.ndim == 2 else y.reshape(*like.shape[:-1], y.shape[-1])
+    return shaped if shaped.dtype == like.dtype else shaped.to(like.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import numpy as np
 import torch
 
 from memtrain_cl.formats import LayerState
@@ -15,6 +16,11 @@ _KINDS: dict[str, type[CompactCounterLinear]] = {
 }
 
 
+def _row_values(column: torch.Tensor) -> np.ndarray:
+    """A copy of float32 [out, 1] as [out]."""
+    return column[:, 0].cpu().numpy().copy()
+
+
 def layer_state(layer: CompactCounterLinear) -> LayerState:
     """The layer as NumPy copies, its state packed (ValueError when C or in_features does not pack)."""
     rows = {name: getattr(layer, name, None) for name in ("v", "s_base")}
@@ -22,10 +28,10 @@ def layer_state(layer: CompactCounterLinear) -> LayerState:
         in_features=layer.in_features,
         out_features=layer.out_features,
         C=layer.C,
-        state=layer.packed_state().numpy(),
-        scale=layer.scale[:, 0].numpy().copy(),
-        v=None if rows["v"] is None else rows["v"][:, 0].numpy().copy(),
-        s_base=None if rows["s_base"] is None else rows["s_base"][:, 0].numpy().copy(),
+        state=layer.packed_state().cpu().numpy(),
+        scale=_row_values(layer.scale),
+        v=None if rows["v"] is None else _row_values(rows["v"]),
+        s_base=None if rows["s_base"] is None else _row_values(rows["s_base"]),
         hyper=layer.hyper(),
         seed=layer.seed,
         step=layer.step,
