@@ -342,6 +342,25 @@ def get_device(selector: str | int | Device | None = None) -> Device:
         return _opened[info.index]
 
 
+def device_at(index: int) -> Device:
+    """The device of an index of `devices()`, opened; the one set by `use_device` where that has the index."""
+    current = _current.get()
+    if current is not None and current.info.index == index:
+        return current
+    return _opened.get(index) or get_device(index)
+
+
+def current_device() -> Device:
+    """What "opencl" without an index means: the device set by `use_device`, else the first of `devices()`."""
+    return _current.get() or device_at(0)
+
+
+def current_index() -> int:
+    """The index of `current_device`, without opening it."""
+    current = _current.get()
+    return 0 if current is None else current.info.index
+
+
 def opened_devices() -> list[Device]:
     """The devices that this process has opened so far."""
     with _lock:

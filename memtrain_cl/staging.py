@@ -55,14 +55,17 @@ def _direction(device: Device, name: str) -> _Direction:
         return directions[name]
 
 
-def upload(device: Device, values: np.ndarray, buffer: Any) -> None:
-    """Copy contiguous `values` into a device buffer; kernels enqueued afterwards see them. Returns once `values` may
-    change.
+def upload(device: Device, values: np.ndarray, buffer: Any, start: int = 0) -> None:
+    """Copy contiguous `values` into a device buffer, from its byte `start` on; kernels enqueued afterwards see them.
+    Returns once `values` may change.
     """
     cl = import_pyopencl()
     device.check_process()
     source = values.reshape(-1).view(np.uint8)
     up = _direction(device, "up")
+    # The buffer may be one that kernels still in the queue read or write.
+    before = [cl.enqueue_marker(device.queue)]
+    device.queue.flush()
     with up.lock:
         event = None
         for number, offset in enumerate(range(0, source.nbytes, up.chunk)):
@@ -70,15 +73,19 @@ def upload(device: Device, values: np.ndarray, buffer: Any) -> None:
             pinned = up.free(which)
             size = min(up.chunk, source.nbytes - offset)
             pinned[:size] = source[offset : offset + size]
-            event = cl.enqueue_copy(device.transfer_queue, buffer, pinned[:size], dst_offset=offset, is_blocking=False)
+            event = cl.enqueue_copy(
+                device.transfer_queue, buffer, pinned[:size], dst_offset=start + offset, is_blocking=False, wait_for=before
+            )
             up.events[which] = event
             device.transfer_queue.flush()
         if event is not None:
             cl.enqueue_barrier(device.queue, wait_for=[event])
 
 
-def download(device: Device, buffer: Any, target: np.ndarray) -> None:
-    """Copy a device buffer into contiguous `target`, after every kernel enqueued before. Returns when it is there."""
+def download(device: Device, buffer: Any, target: np.ndarray, start: int = 0) -> None:
+    """Copy a device buffer, from its byte `start` on, into contiguous `target`, after every kernel enqueued before.
+    Returns when it is there.
+    """
     cl = import_pyopencl()
     device.check_process()
     destination = target.reshape(-1).view(np.uint8)
@@ -102,7 +109,7 @@ def download(device: Device, buffer: Any, target: np.ndarray) -> None:
                 device.transfer_queue,
                 down.memory[which][:size],
                 buffer,
-                src_offset=offset,
+                src_offset=start + offset,
                 is_blocking=False,
                 wait_for=[ready],
             )

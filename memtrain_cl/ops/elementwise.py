@@ -1,0 +1,175 @@
+"""Launcher of kernels/elementwise.cl: any formula over strided, broadcast operands in one kernel.
+
+A `Formula` is a piece of OpenCL C over elements; `launch` picks the kernel for its operands' geometry. The decision is
+remembered, so that a training loop decides each geometry once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memtrain_cl.device import Device
+from memtrain_cl.errors import UnsupportedDevice
+from memtrain_cl.operand import Operand
+from memtrain_cl.program import Kernel, get_kernel
+from memtrain_cl.tuning import ceil_div, groups_share_rows, power_of_two_at_least
+
+#: Work-items of a group.
+GROUP = 256
+#: Elements of one flat launch; longer ones are split.
+FLAT_LIMIT = 1 << 31
+#: Outer dimensions that the kernel walks: a few fixed numbers, so that few programs are built.
+RANKS = (0, 1, 3, 7)
+_SCALAR_TYPES = {"float": np.float32, "int": np.int32, "long": np.int64, "uint": np.uint32}
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """y0, y1, ... from x0, x1, ... and scalars s0, s1, ..., in OpenCL C.
+
+    casts: the C type in which `body` sees each input. results: the C types of the outputs before they are stored.
+    Make each once: kernels are found by the object.
+    """
+
+    body: str
+    casts: tuple[str, ...]
+    results: tuple[str, ...]
+    scalars: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How a kernel walks operands: inner size, outer sizes, and of each operand the inner step and the outer strides."""
+
+    inner: int
+    outer: tuple[int, ...]
+    steps: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+
+def broadcast_strides(shape: Sequence[int], own: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Strides of an operand of shape `own` read as one of `shape`."""
+    lead = len(shape) - len(own)
+    spread = [0] * lead
+    spread += [0 if size == 1 else stride for size, stride in zip(own, strides, strict=True)]
+    return spread
+
+
+def plan_walk(shape: tuple[int, ...], strides: Sequence[Sequence[int]]) -> Walk:
+    """Dimensions of `shape` in the order of the first operand's strides, neighbours merged where all operands allow."""
+    kept = [axis for axis, size in enumerate(shape) if size != 1]
+    kept.sort(key=lambda axis: -strides[0][axis])
+    sizes: list[int] = []
+    columns: list[list[int]] = []  # of each dimension the strides of all operands
+    for axis in kept:
+        column = [own[axis] for own in strides]
+        if sizes and all(big == small * shape[axis] for big, small in zip(columns[-1], column, strict=True)):
+            sizes[-1] *= shape[axis]
+            columns[-1] = column
+        else:
+            sizes.append(shape[axis])
+            columns.append(column)
+    if not sizes:
+        return Walk(1, (), tuple(1 for _ in strides), tuple(() for _ in strides))
+    outer = tuple(
+        tuple(columns[level][operand] for level in range(len(sizes) - 1)) for operand in range(len(strides))
+    )
+    return Walk(sizes[-1], tuple(sizes[:-1]), tuple(columns[-1]), outer)
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A kernel and its launches: (global size, first elements to add to each operand's, the arguments after those)."""
+
+    kernel: Kernel
+    launches: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], ...]
+    local_size: tuple[int, ...]
+    scalar_types: tuple[Any, ...]
+
+
+_Geometry = tuple[str, tuple[int, ...], tuple[int, ...]]
+
+
+@functools.lru_cache(maxsize=16384)
+def _prepare(device: Device, formula: Formula, outputs: int, geometry: tuple[_Geometry, ...]) -> _Prepared:
+    shape = geometry[0][1]
+    walk = plan_walk(shape, [broadcast_strides(shape, own, strides) for _, own, strides in geometry])
+    gpu = groups_share_rows(device.info)
+    rank = next((rank for rank in RANKS if rank >= len(walk.outer)), None)
+    if rank is None:
+        raise UnsupportedDevice(f"expected at most {RANKS[-1] + 1} dimensions that do not merge, got shape {shape}")
+    # One element alone may be read as any of the modes; the steps of a general walk travel as arguments.
+    general = any(step not in (0, 1) for step in walk.steps)
+    if general and rank == 0:
+        rank = 1
+    modes = "g" * len(geometry) if general else "".join("uz"[step == 0] for step in walk.steps)
+    per = 4 if gpu and rank == 0 else 1
+    kernel = get_kernel(
+        device,
+        "elementwise",
+        "elementwise",
+        INPUTS=tuple(element for element, _, _ in geometry[outputs:]),
+        OUTPUTS=tuple(element for element, _, _ in geometry[:outputs]),
+        CASTS=formula.casts,
+        RESULTS=formula.results,
+        SCALARS=formula.scalars,
+        BODY=formula.body,
+        RANK=rank,
+        MODES=modes,
+        GPU=int(gpu),
+        PER=per,
+    )
+    group = min(GROUP, 1 << (device.info.max_work_group_size.bit_length() - 1))
+    scalar_types = tuple(_SCALAR_TYPES[c] for c in formula.scalars)
+    if rank == 0:
+        launches = []
+        for begin in range(0, walk.inner, FLAT_LIMIT):
+            n = min(FLAT_LIMIT, walk.inner - begin)
+            tail = (np.uint32(n), np.uint32(1), np.uint32(1), np.uint32(0))
+            shifts = tuple(begin * step for step in walk.steps)
+            launches.append(((ceil_div(n, group * per) * group,), shifts, tail))
+        return _Prepared(kernel, tuple(launches), (group,), scalar_types)
+    sizes = (1,) * (rank - len(walk.outer)) + walk.outer
+    rows = 1
+    for size in sizes:
+        rows *= size
+    if rows >= 1 << 32 or walk.inner >= 1 << 31:
+        raise UnsupportedDevice(f"expected fewer than 2^32 rows of fewer than 2^31 elements, got shape {shape}")
+    middle: list[Any] = [np.uint32(size) for size in sizes]
+    for strides, step in zip(walk.strides, walk.steps, strict=True):
+        middle += [np.int64(stride) for stride in (0,) * (rank - len(strides)) + strides]
+        if general:
+            middle.append(np.int64(step))
+    width = min(group, power_of_two_at_least(walk.inner))
+    tiles = ceil_div(walk.inner, width)
+    tail = (np.uint32(walk.inner), np.uint32(rows), np.uint32(tiles), np.uint32(width.bit_length() - 1))
+    if gpu:
+        global_size: tuple[int, ...] = (tiles * ceil_div(rows, group // width) * group,)
+        local_size: tuple[int, ...] = (group,)
+    else:
+        global_size, local_size = (tiles * width, rows), (width, 1)
+    return _Prepared(kernel, ((global_size, (0,) * len(geometry), (*middle, *tail)),), local_size, scalar_types)
+
+
+def launch(formula: Formula, outputs: Sequence[Operand], inputs: Sequence[Operand], *scalars: float) -> None:
+    """Enqueue `formula`: outputs of one shape, inputs that broadcast to it, all on one device.
+
+    An output may be one of the inputs; it may not share memory with one in another geometry, nor with itself.
+    """
+    first = outputs[0]
+    if first.size == 0:
+        return
+    operands = (*outputs, *inputs)
+    geometry = tuple([(o.element, o.shape, o.strides) for o in operands])
+    prepared = _prepare(first.array.device, formula, len(outputs), geometry)
+    values = [kind(value) for kind, value in zip(prepared.scalar_types, scalars, strict=True)]
+    for global_size, shifts, tail in prepared.launches:
+        arguments: list[Any] = []
+        for operand, shift in zip(operands, shifts, strict=True):
+            arguments += (operand.buffer, np.uint64(operand.offset + shift))
+        prepared.kernel(global_size, prepared.local_size, *arguments, *values, *tail)

@@ -1,0 +1,1 @@
+"""Operations of torch on the device "opencl", a file a family."""

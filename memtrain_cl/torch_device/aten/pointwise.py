@@ -1,0 +1,247 @@
+"""How elementwise operations run: types promoted and shapes broadcast by torch's own rules, then one kernel.
+
+An operation is a `Pointwise`: a body of OpenCL C over its tensor arguments x0, x1, ... and its scalar arguments s0, s1, ...
+in the order of the call. `pointwise` enters its functional, in-place and out forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memtrain_cl.elements import ELEMENTS
+from memtrain_cl.operand import Operand
+from memtrain_cl.ops.elementwise import Formula, launch
+from memtrain_cl.torch_device.aten.copy import compute_type, fresh_copy, overlaps, require_apart, resize_
+from memtrain_cl.torch_device.geometry import meta
+from memtrain_cl.torch_device.registry import TABLE, Handler
+from memtrain_cl.torch_device.tensor import OpenCLTensor, allocated, dtype_of, element_of, same_device, wrap
+
+#: What bodies of one operation are: one text for all compute types, or one for each ("float", "int", "long", or "whole").
+Bodies = str | Mapping[str, str]
+_NUMBERS = (int, float, bool)
+
+
+class _Case:
+    """What one geometry of one operation needs: its formula, and the result's shape, strides and element."""
+
+    __slots__ = ("element", "formula", "shape", "strides")
+
+    def __init__(self, formula: Formula, shape: tuple[int, ...], strides: tuple[int, ...], element: str) -> None:
+        self.formula = formula
+        self.shape = shape
+        self.strides = strides
+        self.element = element
+
+
+_formulas: dict[Any, Formula] = {}
+
+
+def formula_of(body: str, casts: tuple[str, ...], result: str, scalars: tuple[str, ...]) -> Formula:
+    """The one Formula of this text and these types."""
+    key = (body, casts, result, scalars)
+    if key not in _formulas:
+        _formulas[key] = Formula(body, casts, (result,), scalars)
+    return _formulas[key]
+
+
+class Pointwise:
+    """One operation. `func`: its functional overload, whose meta function gives result type, shape and strides.
+
+    floats: whole numbers are computed as float32, as by sqrt. raw: leading tensor arguments that keep a type of their own
+    (where's condition). arrange: turns the call's arguments into (tensors and numbers in the order of x and s, bodies);
+    by default they are the call's positional arguments, and keyword arguments in the order of the schema.
+    """
+
+    def __init__(
+        self,
+        func: Any,
+        bodies: Bodies,
+        *,
+        floats: bool = False,
+        raw: int = 0,
+        arrange: Callable[..., Any] | None = None,
+    ) -> None:
+        self.func = func
+        self.bodies = bodies
+        self.floats = floats
+        self.raw = raw
+        self.arrange = arrange
+        self.cases: dict[Any, _Case | None] = {}
+
+    def _case(self, key: Any, args: Any, kwargs: Any, tensors: Any, numbers: Any, bodies: Bodies) -> _Case | None:
+        result = meta(self.func, args, kwargs)
+        element = element_of(result.dtype)
+        # Numbers count by their kind alone, as torch's promotion has it.
+        promoted = self._promoted(tensors[self.raw :], numbers)
+        compute = "float" if self.floats or ELEMENTS[promoted].floating else compute_type(promoted)
+        if isinstance(bodies, str):
+            body: str | None = bodies
+        else:
+            body = bodies.get(promoted) or bodies.get(compute) or (bodies.get("whole") if compute != "float" else None)
+        case = None
+        if body is not None:
+            casts = tuple(
+                compute_type(t.element) if position < self.raw else compute for position, t in enumerate(tensors)
+            )
+            scalars = tuple(compute for _ in numbers)
+            out = compute if ELEMENTS[element].floating == (compute == "float") else compute_type(element)
+            out = "int" if element == "bool" else out
+            strides = tuple(result.stride())
+            case = _Case(formula_of(body, casts, out, scalars), tuple(result.shape), strides, element)
+        if len(self.cases) > 8192:
+            self.cases.clear()
+        self.cases[key] = case
+        return case
+
+    def _promoted(self, operands: Any, numbers: Any) -> str:
+        tensors = [torch.empty(o.shape, dtype=dtype_of(o.element), device="meta") for o in operands]
+        values = [*tensors, *numbers]
+        dtype = torch.result_type(values[0], values[1]) if len(values) > 1 else tensors[0].dtype
+        if len(values) > 2:
+            dtype = torch._prims_common.elementwise_dtypes(  # type: ignore[no-untyped-call]
+                *values, type_promotion_kind=torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+            )[1]
+        return element_of(torch.float32 if dtype == torch.float64 else dtype)
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        """(case, operands, numbers) of a call, or NotImplemented."""
+        arranged = self.arrange(*args, **kwargs) if self.arrange is not None else ((*args, *kwargs.values()), self.bodies)
+        if arranged is NotImplemented:
+            return NotImplemented
+        values, bodies = arranged
+        operands: list[Operand] = []
+        numbers: list[Any] = []
+        marks: list[Any] = []
+        home: Any = None
+        for value in values:
+            if isinstance(value, OpenCLTensor):
+                operand = value.operand
+                operands.append(operand)
+                marks.append((operand.shape, operand.strides, operand.element))
+                if home is None:
+                    home = operand.array.device.queue
+                elif operand.array.device.queue is not home:
+                    same_device(*values)
+            elif isinstance(value, _NUMBERS):
+                numbers.append(value)
+                marks.append(type(value))
+            elif isinstance(value, Tensor):
+                same_device(*values)
+                # A CPU scalar takes part in promotion as a tensor of no dimensions, which a number stands for.
+                marks.append(value.dtype)
+                operands.append(_placed(value, values))
+            elif value is not None:
+                return NotImplemented
+            else:
+                marks.append(None)
+        key = (bodies if isinstance(bodies, str) else id(bodies), *marks)
+        case = self.cases.get(key, self)
+        if case is self:
+            case = self._case(key, args, kwargs, operands, numbers, bodies)
+        if case is None:
+            return NotImplemented
+        return case, operands, numbers
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self._call(args, kwargs)
+        if found is NotImplemented:
+            return NotImplemented
+        case, operands, numbers = found
+        target = allocated(operands[0].array.device, case.shape, case.element)
+        if case.strides != target.strides:
+            target = Operand(target.array, case.shape, case.strides, 0, case.element)
+        launch(case.formula, (target,), operands, *numbers)
+        return wrap(target)
+
+    def into(self, out: OpenCLTensor, args: Any, kwargs: Any, *, resize: bool) -> Any:
+        """Write the result into `out`."""
+        found = self._call(args, kwargs)
+        if found is NotImplemented:
+            return NotImplemented
+        case, operands, numbers = found
+        target = out.operand
+        if target.element != case.element and not torch.can_cast(dtype_of(case.element), out.dtype):
+            raise RuntimeError(
+                f"result type {_spoken(case.element)} can't be cast to the desired output type {_spoken(target.element)}"
+            )
+        if target.shape != case.shape:
+            if not resize:
+                raise RuntimeError(
+                    f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(case.shape)}"
+                )
+            target = resize_(out, case.shape).operand
+        require_apart(target)
+        operands = [fresh_copy(operand) if overlaps(operand, target) else operand for operand in operands]
+        launch(case.formula, (target,), operands, *numbers)
+        return out
+
+
+def _spoken(element: str) -> str:
+    spoken = {"float32": "Float", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int"}
+    return spoken.get(element, {"int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool"}.get(element, element))
+
+
+def _placed(scalar: Tensor, values: Any) -> Operand:
+    from memtrain_cl.torch_device.transfer import from_host
+
+    host = scalar.detach()
+    if host.dtype == torch.float64:
+        host = host.to(torch.float32)
+    return from_host(host, same_device(*values)).operand
+
+
+def _in_place(operation: Pointwise) -> Handler:
+    def change(self: OpenCLTensor, *args: Any, **kwargs: Any) -> Any:
+        return operation.into(self, (self, *args), kwargs, resize=False)
+
+    return change
+
+
+def _out(operation: Pointwise) -> Handler:
+    def write(*args: Any, out: OpenCLTensor, **kwargs: Any) -> Any:
+        return operation.into(out, args, kwargs, resize=True)
+
+    return write
+
+
+def _twins(func: Any) -> tuple[Any, Any]:
+    """The in-place and the out overload of a functional one, None where there is none."""
+    aten = torch.ops.aten
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
+    base = func._schema.name.removeprefix("aten::")
+
+    def match(packet: Any, keep: Callable[[Any], bool]) -> Any:
+        if packet is None:
+            return None
+        for name in packet.overloads():
+            overload = getattr(packet, name)
+            rest = [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+            outs = sum(a.is_out for a in overload._schema.arguments)
+            if rest == wanted and keep(outs):
+                return overload
+        return None
+
+    in_place = match(getattr(aten, base + "_", None), lambda outs: outs == 0)
+    return in_place, match(getattr(aten, base), lambda outs: outs == 1)
+
+
+def pointwise(func: Any, bodies: Bodies, **options: Any) -> Pointwise:
+    """Enter an elementwise operation in all its forms."""
+    operation = Pointwise(func, bodies, **options)
+    in_place, out = _twins(func)
+    entries = [(func, operation)]
+    if in_place is not None:
+        entries.append((in_place, _in_place(operation)))
+    if out is not None:
+        entries.append((out, _out(operation)))
+    for overload, handler in entries:
+        if overload in TABLE:
+            raise ValueError(f"{overload} has a handler already")
+        TABLE[overload] = handler
+    return operation
+
+

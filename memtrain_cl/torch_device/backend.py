@@ -1,0 +1,112 @@
+"""The name "opencl" in torch: registered on import, everything else loaded with the first tensor.
+
+torch calls `register` through the entry point group ``torch.backends`` while it is imported itself, so this module
+costs little, opens nothing, and never raises there.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from memtrain_cl.device import Device
+from memtrain_cl.errors import UnsupportedDevice
+
+NAME = "opencl"
+#: Why the name could not be registered, or None.
+_refusal: str | None = None
+_registered = False
+_libraries: list[Any] = []
+
+
+def register() -> None:
+    """Make "opencl" a device of torch. Does nothing a second time; a torch that cannot is remembered, not an error."""
+    global _refusal, _registered
+    if _registered or _refusal:
+        return
+    try:
+        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup
+    except ImportError:
+        _refusal = f"the device 'opencl' needs torch 2.10 or newer, got {torch.__version__}; everything else works"
+        return
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken not in ("privateuseone", NAME):
+        _refusal = f"torch has room for one device of others, and this process gave it to {taken!r}"
+        return
+    setup(NAME, backend_module=import_module("memtrain_cl.torch_device.module"))
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(_without_tensors, "PrivateUse1")
+    aten = torch.library.Library("aten", "IMPL")
+    for overload in ("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step"):
+        aten.impl(overload, _Factory(overload), "PrivateUse1")
+    # torch would write these out as smaller operations before a kernel sees them.
+    aten.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
+    aten.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
+    _libraries.extend([others, aten])
+    _registered = True
+
+
+def require_registered() -> None:
+    """UnsupportedDevice, with the reason, where this torch has no device "opencl"."""
+    register()
+    if _refusal:
+        raise UnsupportedDevice(_refusal)
+
+
+class _Factory:
+    """The call of one factory, with its operations loaded on the first."""
+
+    def __init__(self, overload: str) -> None:
+        self._overload = overload
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        load()
+        from memtrain_cl.torch_device.registry import resolve
+
+        name, _, variant = self._overload.partition(".")
+        return resolve(getattr(getattr(torch.ops.aten, name), variant or "default"))(*args, **kwargs)
+
+
+def _without_tensors(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Operations that name the device without a tensor on it: factories, and copies from elsewhere."""
+    load()
+    from memtrain_cl.torch_device.fallback import run_on_host
+    from memtrain_cl.torch_device.registry import resolve
+
+    result = resolve(func)(*args, **kwargs)
+    return run_on_host(func, args, kwargs) if result is NotImplemented else result
+
+
+def _attention(*args: Any, **kwargs: Any) -> Any:
+    return import_module("memtrain_cl.torch_device.aten.attention").scaled_dot_product_attention(*args, **kwargs)
+
+
+def _rms_norm(*args: Any, **kwargs: Any) -> Any:
+    return import_module("memtrain_cl.torch_device.aten.norm").rms_norm(*args, **kwargs)
+
+
+_loaded = False
+
+
+def load() -> None:
+    """Fill the table of operations."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    families = import_module("memtrain_cl.torch_device.aten")
+    for family in pkgutil.iter_modules(families.__path__):
+        import_module(f"{families.__name__}.{family.name}")
+    import_module("memtrain_cl.torch_device.derive")
+    # Module.to keeps Parameter objects and swaps their data, which a tensor of another class cannot take.
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+
+
+def prepare(device: Device) -> None:
+    """What a device needs before its first tensor."""
+    load()
+    device.check_process()
+    device.kept["torch_device"] = True

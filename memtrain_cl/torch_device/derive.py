@@ -1,0 +1,162 @@
+"""Forms of operations that follow from what the table holds: ``.out``, in-place, composite, decomposed, foreach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from memtrain_cl.torch_device.aten.copy import copy_operand, require_apart, resized_out
+from memtrain_cl.torch_device.fallback import host_fallback, run_on_host
+from memtrain_cl.torch_device.registry import KINDS, Handler, aten, has_kernel
+from memtrain_cl.torch_device.tensor import OpenCLTensor
+
+
+def _signature(overload: Any) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+
+
+def _functional(packet_name: str, wanted: list[tuple[str, str]]) -> Any:
+    packet = getattr(aten, packet_name, None)
+    if packet is None:
+        return None
+    for name in packet.overloads():
+        overload = getattr(packet, name)
+        if overload._schema.is_mutable or any(a.is_out for a in overload._schema.arguments):
+            continue
+        if _signature(overload) == wanted:
+            return overload
+    return None
+
+
+def _marked(handler: Handler) -> Handler:
+    handler.on_device = True  # type: ignore[attr-defined]
+    return handler
+
+
+def _out(func: Any) -> Handler | None:
+    """``op.out`` from ``op``: computed, then written into the tensors given."""
+    outs = [a.name for a in func._schema.arguments if a.is_out]
+    if not outs:
+        return None
+    functional = _functional(func._schema.name.removeprefix("aten::"), _signature(func))
+    if functional is None:
+        return None
+
+    def write(*args: Any, **kwargs: Any) -> Any:
+        targets = [kwargs.pop(name) for name in outs]
+        results = functional(*args, **kwargs)
+        for target, result in zip(targets, [results] if len(outs) == 1 else results, strict=True):
+            if target.dtype != result.dtype and not torch.can_cast(result.dtype, target.dtype):
+                raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
+            resized_out(target, result.operand)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    return _marked(write) if has_kernel(functional) else write
+
+
+def _in_place(func: Any) -> Handler | None:
+    """``op_`` from ``op``."""
+    name = func._schema.name.removeprefix("aten::")
+    if not name.endswith("_") or name.startswith("_foreach") or not func._schema.is_mutable:
+        return None
+    functional = _functional(name.removesuffix("_"), _signature(func))
+    if functional is None or not has_kernel(functional):
+        return None
+
+    def change(self: OpenCLTensor, *args: Any, **kwargs: Any) -> OpenCLTensor:
+        result = functional(self, *args, **kwargs)
+        if result.dtype != self.dtype and not torch.can_cast(result.dtype, self.dtype):
+            raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {self.dtype}")
+        if result.shape != self.shape:
+            raise RuntimeError(
+                f"output with shape {list(self.shape)} doesn't match the broadcast shape {list(result.shape)}"
+            )
+        require_apart(self.operand)
+        copy_operand(result.operand, self.operand)
+        return self
+
+    return _marked(change)
+
+
+#: Operations whose decomposition in torch._decomp ends in kernels of the device.
+DECOMPOSED = frozenset(
+    """
+    mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
+    binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits soft_margin_loss
+    soft_margin_loss_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward mish_backward
+    hardshrink softshrink softshrink_backward hardshrink_backward logit logit_backward xlogy special_xlog1py
+    select_backward slice_backward diagonal_backward unfold_backward select_scatter slice_scatter diagonal_scatter
+    as_strided_scatter logsumexp logaddexp logaddexp2 heaviside deg2rad rad2deg sinc special_entr
+    linspace logspace rot90 trace addr renorm dist cosine_similarity pixel_shuffle pixel_unshuffle
+    native_dropout_backward std std_mean isneginf isposinf zeros ones full scalar_tensor
+    _weight_norm_interface rrelu_with_noise_backward _prelu_kernel _prelu_kernel_backward
+    lift_fresh_copy
+    block_diag channel_shuffle vdot ger repeat expand_copy permute_copy split_copy view_copy t_copy squeeze_copy
+    unsqueeze_copy transpose_copy select_copy slice_copy unbind_copy detach_copy alias_copy diagonal_copy unfold_copy
+    """.split()
+)
+
+
+def _decomposed(func: Any) -> Handler | None:
+    name = func._schema.name.removeprefix("aten::")
+    if name not in DECOMPOSED:
+        return None
+    from torch._decomp import decomposition_table
+
+    return _marked(decomposition_table[func]) if func in decomposition_table else None
+
+
+def _composite(func: Any) -> Handler | None:
+    """Composite operations that reach the device whole, as they do in inference mode."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return None
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        return func.decompose(*args, **kwargs)
+
+    return _marked(decompose)
+
+
+def _foreach(func: Any) -> Handler | None:
+    """Lists of tensors, one after the other."""
+    name = func._schema.name.removeprefix("aten::")
+    if not name.startswith("_foreach_"):
+        return None
+    in_place = name.endswith("_")
+    packet = getattr(aten, name.removeprefix("_foreach_"), None)
+    if name.removeprefix("_foreach_") == "norm":
+        packet = aten.linalg_vector_norm
+    if packet is None:
+        return None
+    each: Callable[..., Any] = packet
+
+    def loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        results = []
+        for position, tensor in enumerate(self):
+            own = [a[position] if isinstance(a, (list, tuple)) else a for a in args]
+            options = {k: v[position] if isinstance(v, (list, tuple)) else v for k, v in kwargs.items() if v is not None}
+            results.append(each(tensor, *own, **options))
+        return None if in_place else results
+
+    return _marked(loop)
+
+
+def _refused(func: Any) -> Handler | None:
+    """What the device cannot hold at all: complex and sparse results come back as TypeErrors from the host's result."""
+    name = func._schema.name.removeprefix("aten::")
+    if "sparse" not in name and not name.startswith(("_fft", "view_as_complex", "complex")):
+        return None
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        flat, _ = tree_flatten((args, kwargs))
+        if any(isinstance(value, OpenCLTensor) for value in flat):
+            raise TypeError(f"the device 'opencl' holds dense real tensors alone; {func} is not for it")
+        return run_on_host(func, args, kwargs)
+
+    return refuse
+
+
+KINDS.extend([_refused, _out, _in_place, _foreach, _decomposed, _composite, host_fallback])
