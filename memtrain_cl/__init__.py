@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
     from memtrain_cl.ops.counter import counter_update_hashsr, pack_codes, unpack_codes
     from memtrain_cl.reference.codes import decode_state, encode_state, hash_u32, stochastic_round, uniform01
+    from memtrain_cl.sharing import share
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ _HOMES = {
     "memtrain_cl.nn.counter": ("CompactCounterLinear", "PackedRMSCounterLinear", "RMSCounterLinear"),
     "memtrain_cl.ops.counter": ("counter_update_hashsr", "pack_codes", "unpack_codes"),
     "memtrain_cl.reference.codes": ("decode_state", "encode_state", "hash_u32", "stochastic_round", "uniform01"),
+    "memtrain_cl.sharing": ("share",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _SUBPACKAGES = ("nn", "ops", "reference")
@@ -56,6 +58,7 @@ __all__ = [
     "ops",
     "pack_codes",
     "reference",
+    "share",
     "stochastic_round",
     "uniform01",
     "unpack_codes",

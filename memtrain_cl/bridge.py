@@ -32,6 +32,8 @@ from memtrain_cl.array import DeviceArray, empty, wrap_host
 from memtrain_cl.device import Device, get_device
 from memtrain_cl.homes import Home, Lodging, OpenCLHome, operand_of
 from memtrain_cl.runtimes import import_pyopencl
+from memtrain_cl.sharing.cuda import partner, shared_pool
+from memtrain_cl.sharing.home import CudaHome
 
 #: torch dtypes that cross by their bits, because NumPy has no such type.
 _BITS = {torch.bfloat16: torch.int16}
@@ -147,26 +149,58 @@ class _HostHome:
             staging.download(self._device, array.buffer, host_view(tensor))
 
 
+class _StagedHome(_HostHome):
+    """Tensors of other devices of torch, by way of the host."""
+
+    def __init__(self, device: Device, place: torch.device) -> None:
+        super().__init__(device)
+        self._place = place
+
+    def lodge(self, tensor: torch.Tensor) -> Lodging:
+        if tensor.device != self._place:
+            raise ValueError(f"expected a tensor on {self._place}, got one on {tensor.device}")
+        lodging = super().lodge(tensor.detach().to("cpu"))
+        lodging.copied = True
+        return lodging
+
+    def fresh(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, Lodging]:
+        _, lodging = super().fresh(shape, dtype)
+        lodging.copied = True
+        return torch.empty(shape, dtype=dtype, device=self._place), lodging
+
+
+#: torch's names of devices whose tensors travel through the host where nothing better is known; ROCm's is "cuda" too.
+_STAGED = ("cuda", "xpu")
 #: The places that tensors cross from, for messages.
-PLACES = "the CPU or on the device opencl"
+PLACES = "the CPU or on a device of cuda, xpu, opencl"
 
 
 def is_known(tensor: torch.Tensor) -> bool:
     """Whether a visit can deal with this tensor."""
-    return tensor.device.type == "cpu" or operand_of(tensor) is not None
+    return tensor.device.type == "cpu" or tensor.device.type in _STAGED or operand_of(tensor) is not None
 
 
 def device_for(tensor: torch.Tensor) -> Device:
-    """The OpenCL device for kernels on `tensor`: the one that holds it, the current one for host tensors."""
+    """The OpenCL device for kernels on `tensor`: the one that holds it, or the current one where none does."""
     operand = operand_of(tensor)
-    return get_device() if operand is None else operand.device
+    if operand is not None:
+        return operand.device
+    return (partner(tensor.device) if tensor.device.type == "cuda" else None) or get_device()
 
 
 def home_of(device: Device, tensor: torch.Tensor | None) -> Home:
-    """The home of tensors that live where `tensor` does (None: on the host), for one visit to `device`."""
+    """The home of tensors that live where `tensor` does (None: on the host), for one visit to `device`.
+
+    A way to the memory of another device of torch, through HIP or Level Zero, plugs in here, and in `device_for`.
+    """
     if tensor is None or tensor.device.type == "cpu":
         return _HostHome(device)
-    return OpenCLHome(device, tensor.device)
+    if operand_of(tensor) is not None:
+        return OpenCLHome(device, tensor.device)
+    shared_with = partner(tensor.device) if tensor.device.type == "cuda" else None
+    if shared_with is not None and shared_with.queue is device.queue:
+        return CudaHome(device, shared_pool(tensor.device), torch.cuda.current_stream(tensor.device))
+    return _StagedHome(device, tensor.device)
 
 
 class Crossing:
