@@ -12,23 +12,43 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memtrain_cl import nn, ops, reference
     from memtrain_cl.array import DeviceArray, from_dlpack
-    from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_device
-    from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, UnsupportedDevice
+    from memtrain_cl.device import Device, DeviceInfo, devices, get_device, put_first, use_device
+    from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, OutOfMemory, UnsupportedDevice
     from memtrain_cl.formats import C_DEFAULT
     from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
     from memtrain_cl.ops.counter import counter_update_hashsr, pack_codes, unpack_codes
     from memtrain_cl.reference.codes import decode_state, encode_state, hash_u32, stochastic_round, uniform01
     from memtrain_cl.sharing import share
+    from memtrain_cl.torch_device.fallback import fallbacks, reset_fallbacks, strict
+    from memtrain_cl.torch_device.module import (
+        empty_cache,
+        max_memory_allocated,
+        memory_allocated,
+        memory_reserved,
+        memory_summary,
+        reset_peak_memory_stats,
+        synchronize,
+    )
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "memtrain_cl.array": ("DeviceArray", "from_dlpack"),
-    "memtrain_cl.device": ("Device", "DeviceInfo", "devices", "get_device", "use_device"),
-    "memtrain_cl.errors": ("BuildError", "CorruptFile", "MemtrainError", "UnsupportedDevice"),
+    "memtrain_cl.device": ("Device", "DeviceInfo", "devices", "get_device", "put_first", "use_device"),
+    "memtrain_cl.errors": ("BuildError", "CorruptFile", "MemtrainError", "OutOfMemory", "UnsupportedDevice"),
     "memtrain_cl.formats": ("C_DEFAULT",),
     "memtrain_cl.nn.counter": ("CompactCounterLinear", "PackedRMSCounterLinear", "RMSCounterLinear"),
     "memtrain_cl.ops.counter": ("counter_update_hashsr", "pack_codes", "unpack_codes"),
+    "memtrain_cl.torch_device.fallback": ("fallbacks", "reset_fallbacks", "strict"),
+    "memtrain_cl.torch_device.module": (
+        "empty_cache",
+        "max_memory_allocated",
+        "memory_allocated",
+        "memory_reserved",
+        "memory_summary",
+        "reset_peak_memory_stats",
+        "synchronize",
+    ),
     "memtrain_cl.reference.codes": ("decode_state", "encode_state", "hash_u32", "stochastic_round", "uniform01"),
     "memtrain_cl.sharing": ("share",),
 }
@@ -44,22 +64,34 @@ __all__ = [
     "DeviceArray",
     "DeviceInfo",
     "MemtrainError",
+    "OutOfMemory",
     "PackedRMSCounterLinear",
     "RMSCounterLinear",
     "UnsupportedDevice",
     "counter_update_hashsr",
     "decode_state",
     "devices",
+    "empty_cache",
     "encode_state",
+    "fallbacks",
     "from_dlpack",
     "get_device",
     "hash_u32",
+    "max_memory_allocated",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_summary",
     "nn",
     "ops",
     "pack_codes",
+    "put_first",
     "reference",
+    "reset_fallbacks",
+    "reset_peak_memory_stats",
     "share",
     "stochastic_round",
+    "strict",
+    "synchronize",
     "uniform01",
     "unpack_codes",
     "use_device",

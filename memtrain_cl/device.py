@@ -214,19 +214,55 @@ _current: contextvars.ContextVar[Device | None] = contextvars.ContextVar("memtra
 _announced: set[int] = set()
 
 
+def _matches(info: DeviceInfo, text: str) -> bool:
+    return text.lower() in info.label.lower()
+
+
+def _with_first(found: list[tuple[DeviceInfo, Any]], text: str) -> list[tuple[DeviceInfo, Any]]:
+    """The list with the first device that a name matches in front. An index counts in the list as it is."""
+    text = text.strip()
+    if not text or text.lstrip("-").isdigit():
+        return found
+    first = next((pair for pair in found if _matches(pair[0], text)), None)
+    return found if first is None else [first, *(pair for pair in found if pair is not first)]
+
+
+def _numbered(found: list[tuple[DeviceInfo, Any]]) -> list[tuple[DeviceInfo, Any]]:
+    listed = []
+    seen: dict[tuple[Any, ...], int] = {}
+    for index, (info, handle) in enumerate(found):
+        info = replace(info, index=index, same_hardware_as=None)
+        first = seen.setdefault(_hardware_key(info, handle), index)
+        listed.append((info if first == index else replace(info, same_hardware_as=first), handle))
+    return listed
+
+
+def put_first(selector: str | int) -> DeviceInfo:
+    """Make the device that `selector` names the first of `devices()`, and so "opencl:0" of torch, for this process.
+
+    RuntimeError once a device other than that has been opened; the errors of `get_device`.
+    """
+    global _listed
+    with _lock:
+        info = _select(selector, "a device selector")
+        if info.index:
+            if _opened:
+                raise RuntimeError("expected to put a device first before any is opened")
+            listed = _inventory()
+            chosen = listed[info.index]
+            _listed = _numbered([chosen, *(pair for pair in listed if pair is not chosen)])
+        return devices()[0]
+
+
 def _inventory() -> list[tuple[DeviceInfo, Any]]:
     global _listed, _listed_by
     with _lock:
         if _listed is None:
             _listed_by = os.getpid()
-            listed: list[tuple[DeviceInfo, Any]] = []
-            seen: dict[tuple[Any, ...], int] = {}
-            for index, (platform, handle) in enumerate(_list_handles()):
-                info = _read_info(index, platform, handle)
-                first = seen.setdefault(_hardware_key(info, handle), index)
-                if first != index:
-                    info = replace(info, same_hardware_as=first)
-                listed.append((info, handle))
+            found = [(_read_info(0, platform, handle), handle) for platform, handle in _list_handles()]
+            # Best first, so that index 0 is a good choice; by name where equal (the sort is stable).
+            found.sort(key=lambda pair: -score(pair[0]))
+            listed = _numbered(_with_first(found, os.environ.get("MEMTRAIN_CL_DEVICE", "")))
             _listed = listed
         if _listed_by != os.getpid():
             # Several drivers start threads when they are listed, and hang in a child that lacks them.
@@ -235,7 +271,10 @@ def _inventory() -> list[tuple[DeviceInfo, Any]]:
 
 
 def devices() -> list[DeviceInfo]:
-    """Every OpenCL device, by the names of the platforms; an empty list where there is no driver."""
+    """Every OpenCL device, the best first and then by the names of the platforms; an empty list where there is no driver.
+
+    Where ``MEMTRAIN_CL_DEVICE`` is a part of a name, the device that it chooses is the first, and so "opencl:0" of torch.
+    """
     return [info for info, _ in _inventory()]
 
 
@@ -267,7 +306,7 @@ def _select(selector: str | int, source: str) -> DeviceInfo:
         if 0 <= int(text) < len(infos):
             return infos[int(text)]
     elif text:
-        matches = [info for info in infos if text.lower() in info.label.lower()]
+        matches = [info for info in infos if _matches(info, text)]
         if matches:
             return max(matches, key=lambda info: (score(info), -info.index))
     raise UnsupportedDevice(

@@ -76,9 +76,7 @@ def plan_walk(shape: tuple[int, ...], strides: Sequence[Sequence[int]]) -> Walk:
             columns.append(column)
     if not sizes:
         return Walk(1, (), tuple(1 for _ in strides), tuple(() for _ in strides))
-    outer = tuple(
-        tuple(columns[level][operand] for level in range(len(sizes) - 1)) for operand in range(len(strides))
-    )
+    outer = tuple(tuple(columns[level][operand] for level in range(len(sizes) - 1)) for operand in range(len(strides)))
     return Walk(sizes[-1], tuple(sizes[:-1]), tuple(columns[-1]), outer)
 
 

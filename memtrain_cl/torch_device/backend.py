@@ -67,7 +67,10 @@ class _Factory:
         from memtrain_cl.torch_device.registry import resolve
 
         name, _, variant = self._overload.partition(".")
-        return resolve(getattr(getattr(torch.ops.aten, name), variant or "default"))(*args, **kwargs)
+        try:
+            return resolve(getattr(getattr(torch.ops.aten, name), variant or "default"))(*args, **kwargs)
+        except Exception as error:
+            return import_module("memtrain_cl.torch_device.engine").carry(error)
 
 
 def _without_tensors(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -76,8 +79,11 @@ def _without_tensors(func: Any, *args: Any, **kwargs: Any) -> Any:
     from memtrain_cl.torch_device.fallback import run_on_host
     from memtrain_cl.torch_device.registry import resolve
 
-    result = resolve(func)(*args, **kwargs)
-    return run_on_host(func, args, kwargs) if result is NotImplemented else result
+    try:
+        result = resolve(func)(*args, **kwargs)
+        return run_on_host(func, args, kwargs) if result is NotImplemented else result
+    except Exception as error:
+        return import_module("memtrain_cl.torch_device.engine").carry(error)
 
 
 def _attention(*args: Any, **kwargs: Any) -> Any:
@@ -101,6 +107,7 @@ def load() -> None:
     for family in pkgutil.iter_modules(families.__path__):
         import_module(f"{families.__name__}.{family.name}")
     import_module("memtrain_cl.torch_device.derive")
+    import_module("memtrain_cl.torch_device.engine").install()
     # Module.to keeps Parameter objects and swaps their data, which a tensor of another class cannot take.
     torch.__future__.set_overwrite_module_params_on_conversion(True)
 

@@ -50,7 +50,9 @@ def _out(func: Any) -> Handler | None:
         results = functional(*args, **kwargs)
         for target, result in zip(targets, [results] if len(outs) == 1 else results, strict=True):
             if target.dtype != result.dtype and not torch.can_cast(result.dtype, target.dtype):
-                raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
+                raise RuntimeError(
+                    f"result type {result.dtype} can't be cast to the desired output type {target.dtype}"
+                )
             resized_out(target, result.operand)
         return targets[0] if len(targets) == 1 else tuple(targets)
 
@@ -137,7 +139,9 @@ def _foreach(func: Any) -> Handler | None:
         results = []
         for position, tensor in enumerate(self):
             own = [a[position] if isinstance(a, (list, tuple)) else a for a in args]
-            options = {k: v[position] if isinstance(v, (list, tuple)) else v for k, v in kwargs.items() if v is not None}
+            options = {
+                k: v[position] if isinstance(v, (list, tuple)) else v for k, v in kwargs.items() if v is not None
+            }
             results.append(each(tensor, *own, **options))
         return None if in_place else results
 

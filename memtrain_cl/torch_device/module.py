@@ -93,7 +93,9 @@ def synchronize(device: Any = None) -> None:
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """RuntimeError: autocast is not offered."""
-    raise RuntimeError("autocast is not offered on the device 'opencl'; give the model's tensors the type that you want")
+    raise RuntimeError(
+        "autocast is not offered on the device 'opencl'; give the model's tensors the type that you want"
+    )
 
 
 def _pool(device: Any) -> Any:

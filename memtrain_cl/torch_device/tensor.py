@@ -11,6 +11,7 @@ from torch import Tensor
 from memtrain_cl.device import Device, current_device, device_at
 from memtrain_cl.errors import OutOfMemory
 from memtrain_cl.operand import Operand, empty_operand
+from memtrain_cl.torch_device import engine
 from memtrain_cl.torch_device.registry import RESOLVED, resolve
 
 #: torch's types and the names of what a device can hold.
@@ -56,13 +57,16 @@ class OpenCLTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = RESOLVED.get(func) or resolve(func)
-        result = handler(*args, **kwargs) if kwargs else handler(*args)
-        if result is NotImplemented:
-            from memtrain_cl.torch_device.fallback import run_on_host
+        try:
+            handler = RESOLVED.get(func) or resolve(func)
+            result = handler(*args, **kwargs) if kwargs else handler(*args)
+            if result is NotImplemented:
+                from memtrain_cl.torch_device.fallback import run_on_host
 
-            return run_on_host(func, args, kwargs or {})
-        return result
+                return run_on_host(func, args, kwargs or {})
+            return result
+        except Exception as error:
+            return engine.carry(error)
 
     @property
     def data(self) -> Tensor:  # type: ignore[override]

@@ -25,9 +25,7 @@ from memtrain_cl.torch_device.tensor import (
 )
 from memtrain_cl.torch_device.transfer import download, from_host, host_copy, upload, write_back
 
-_COPIES = {
-    c: Formula("y0 = x0;", (c,), (c,)) for c in ("float", "int", "long")
-}
+_COPIES = {c: Formula("y0 = x0;", (c,), (c,)) for c in ("float", "int", "long")}
 #: To whole numbers from floats, as C converts; NaN and what lies outside is as undefined as in torch.
 _TO_WHOLE = {c: Formula(f"y0 = ({c})x0;", ("float",), (c,)) for c in ("int", "long")}
 _TO_BOOL = {c: Formula("y0 = x0 != 0;", (c,), ("int",)) for c in ("float", "int", "long")}
@@ -237,7 +235,9 @@ def to_copy(
     if device is None or device.type != "opencl":
         raise RuntimeError(f"expected a copy from or to the device 'opencl', got {self.device} and {device}")
     element_of(dtype)
-    return from_host(self.detach().cpu().to(dtype, memory_format=memory_format or torch.preserve_format), opened(device))
+    return from_host(
+        self.detach().cpu().to(dtype, memory_format=memory_format or torch.preserve_format), opened(device)
+    )
 
 
 @implements(aten.clone.default)
@@ -336,5 +336,3 @@ def resized_out(out: OpenCLTensor, result: Operand) -> OpenCLTensor:
 def is_same_size(self: Tensor, other: Tensor) -> bool:
     """Whether the shapes are equal."""
     return self.shape == other.shape
-
-

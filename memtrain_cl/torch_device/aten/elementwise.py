@@ -65,9 +65,7 @@ pointwise(
 )
 pointwise(aten.sigmoid_backward.default, {_FLOAT: "y0 = x0 * x1 * (1.0f - x1);"})
 pointwise(aten.tanh_backward.default, {_FLOAT: "y0 = x0 * (1.0f - x1 * x1);"})
-pointwise(
-    aten.threshold_backward.default, {_FLOAT: "y0 = x1 <= s0 ? 0.0f : x0;", "whole": "y0 = x1 <= s0 ? 0 : x0;"}
-)
+pointwise(aten.threshold_backward.default, {_FLOAT: "y0 = x1 <= s0 ? 0.0f : x0;", "whole": "y0 = x1 <= s0 ? 0 : x0;"})
 pointwise(aten.threshold.default, "y0 = x0 <= s0 ? s1 : x0;")
 pointwise(
     aten.leaky_relu.default,
@@ -272,6 +270,7 @@ pointwise(aten.pow.Scalar, "", arrange=_pow)
 
 # ---- of three ------------------------------------------------------------------------------------------------------
 pointwise(aten.where.self, "y0 = x0 != 0 ? x1 : x2;", raw=1)
+
 
 def _masked(self: Any, mask: Any, value: Any) -> Any:
     if isinstance(value, (int, float)):

@@ -269,7 +269,14 @@ def arange_start(
 
 @implements(aten.arange.start_step)
 def arange_start_step(
-    start: Any, end: Any, step: Any = 1, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+    start: Any,
+    end: Any,
+    step: Any = 1,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
 ) -> Any:
     """start, start + step, ... below end."""
     _strided(device, layout)

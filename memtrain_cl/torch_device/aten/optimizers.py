@@ -31,7 +31,9 @@ def _formula(decoupled: bool, amsgrad: bool) -> Formula:
     return Formula(body, ("float",) * tensors, ("float",) * (4 if amsgrad else 3), ("float",) * 9)
 
 
-_FORMULAS = {(decoupled, amsgrad): _formula(decoupled, amsgrad) for decoupled in (False, True) for amsgrad in (False, True)}
+_FORMULAS = {
+    (decoupled, amsgrad): _formula(decoupled, amsgrad) for decoupled in (False, True) for amsgrad in (False, True)
+}
 
 
 def _handler(decoupled: bool) -> Any:

@@ -109,7 +109,9 @@ class Pointwise:
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         """(case, operands, numbers) of a call, or NotImplemented."""
-        arranged = self.arrange(*args, **kwargs) if self.arrange is not None else ((*args, *kwargs.values()), self.bodies)
+        arranged = (
+            self.arrange(*args, **kwargs) if self.arrange is not None else ((*args, *kwargs.values()), self.bodies)
+        )
         if arranged is NotImplemented:
             return NotImplemented
         values, bodies = arranged
@@ -182,7 +184,9 @@ class Pointwise:
 
 def _spoken(element: str) -> str:
     spoken = {"float32": "Float", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int"}
-    return spoken.get(element, {"int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool"}.get(element, element))
+    return spoken.get(
+        element, {"int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool"}.get(element, element)
+    )
 
 
 def _placed(scalar: Tensor, values: Any) -> Operand:
@@ -243,5 +247,3 @@ def pointwise(func: Any, bodies: Bodies, **options: Any) -> Pointwise:
             raise ValueError(f"{overload} has a handler already")
         TABLE[overload] = handler
     return operation
-
-

@@ -18,7 +18,6 @@ _geometries: dict[Any, Any] = {}
 _LIMIT = 65536
 
 
-
 def _geometry(func: Any, operand: Operand, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """(shape, strides, offset from the first element) of the result, or a list of those."""
     frozen = tuple([tuple(a) if type(a) is list else a for a in args])
