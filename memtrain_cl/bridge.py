@@ -231,8 +231,8 @@ class Crossing:
     def _guest(self, tensor: torch.Tensor) -> _Guest:
         guest = self._guests.get(id(tensor))
         if guest is None:
-            resident = _residents.get(tensor)
-            if resident is not None and not self.device.info.unified_memory and tensor.is_contiguous():
+            resident = None if self.device.info.unified_memory or not tensor.is_cpu else _residents.get(tensor)
+            if resident is not None and tensor.is_contiguous():
                 guest = _Guest(tensor, Lodging(tensor, self._arrive_resident(tensor, resident)), resident)
             else:
                 guest = _Guest(tensor, self._home.lodge(tensor))

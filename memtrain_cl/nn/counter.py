@@ -111,9 +111,11 @@ class CompactCounterLinear(LiveBuffers):
         self._pending: weakref.ref[ForwardToken] | None = None
         self.rule()
 
-        t = torch.randint(-1, 2, (self.out_features, self.in_features), dtype=torch.int16, device="cpu")
-        codes = encode_state(t, torch.zeros_like(t), self.C)
-        self.register_buffer("state", (self._pack(codes) if self.packed else codes).to(torch.get_default_device()))
+        with torch.device("cpu"):
+            t = torch.randint(-1, 2, (self.out_features, self.in_features), dtype=torch.int16)
+            codes = encode_state(t, torch.zeros_like(t), self.C)
+            state = self._pack(codes) if self.packed else codes
+        self.register_buffer("state", state.to(torch.get_default_device()))
         scale = self.init_gain * math.sqrt(3.0 / (2.0 * self.in_features))
         self.register_buffer("scale", torch.full((self.out_features, 1), scale))
         self.register_buffer("counts", torch.zeros(3, dtype=torch.int64), persistent=False)
@@ -276,8 +278,8 @@ class CompactCounterLinear(LiveBuffers):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "seed"] = torch.tensor(self.seed)
-        destination[prefix + "step"] = torch.tensor(self.step)
+        destination[prefix + "seed"] = torch.tensor(self.seed, device="cpu")
+        destination[prefix + "step"] = torch.tensor(self.step, device="cpu")
         # Beside torch's own version number: codes of another C would load and mean other weights.
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
         if metadata is not None:
@@ -321,7 +323,8 @@ class CompactCounterLinear(LiveBuffers):
         if self.packed:
             from memtrain_cl.reference.counter import unpack_codes
 
-            codes = unpack_codes(codes, self.in_features)
+            with torch.device("cpu"):
+                codes = unpack_codes(codes, self.in_features)
         highest = int(codes.max())
         if highest >= code_count(self.C):
             return f"{prefix}state: expected codes below {code_count(self.C)} for C={self.C}, got {highest}"
