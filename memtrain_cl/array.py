@@ -43,8 +43,8 @@ class DeviceArray:
     ) -> None:
         self.device = device
         self.buffer = buffer
-        self.shape = tuple(int(size) for size in shape)
-        self.dtype = np.dtype(dtype)
+        self.shape = tuple(map(int, shape))
+        self.dtype = dtype if isinstance(dtype, np.dtype) else np.dtype(dtype)
         self.owner = owner
         self.shares_host = shares_host
         self.readonly = readonly

@@ -36,6 +36,17 @@ _FORKED = (
     "start worker processes with the 'spawn' method, or use OpenCL only in the children"
 )
 
+#: This process, as the last fork left it: asking the system at every launch would cost a tenth of one.
+_process = os.getpid()
+
+
+def _after_fork() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 DeviceType = Literal["gpu", "accelerator", "cpu"]
 _CORRECTLY_ROUNDED_DIVIDE = 1 << 7
 _SUBNORMALS = 1 << 0
@@ -98,7 +109,7 @@ class Device:
 
     def check_process(self) -> None:
         """UnsupportedDevice when this process is a fork of the one that opened the device."""
-        if os.getpid() != self._pid:
+        if self._pid != _process:
             raise UnsupportedDevice(f"the OpenCL device {self.info.name} was opened {_FORKED}")
 
     def synchronize(self) -> None:

@@ -65,8 +65,10 @@ class Pool:
         except (import_pyopencl().Error, MemoryError) as error:
             raise self._refusal(nbytes) from error
         self._requests += 1
-        self._peak_allocated = max(self._peak_allocated, pool.active_bytes)
-        self._peak_reserved = max(self._peak_reserved, pool.managed_bytes)
+        if pool.active_bytes > self._peak_allocated:
+            self._peak_allocated = pool.active_bytes
+        if pool.managed_bytes > self._peak_reserved:
+            self._peak_reserved = pool.managed_bytes
         return buffer
 
     def _make_room(self, nbytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,8 @@ from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.memory import allocate
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+@functools.lru_cache(maxsize=16384)
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides in elements, as torch gives them: sizes of 0 count as 1."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
@@ -24,13 +26,19 @@ class Operand:
     """A tensor's data: element [i, j, ...] lies at offset + i*strides[0] + j*strides[1] + ... elements of `array`'s bytes.
 
     array: the flat bytes, shared by all views of one tensor; its buffer is None where they are none. element: a name
-    in `elements.ELEMENTS`. Immutable.
+    in `elements.ELEMENTS`. contiguous: given where it is known. Immutable.
     """
 
     __slots__ = ("array", "buffer", "contiguous", "element", "offset", "shape", "size", "strides")
 
     def __init__(
-        self, array: DeviceArray, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, element: str
+        self,
+        array: DeviceArray,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int,
+        element: str,
+        contiguous: bool | None = None,
     ) -> None:
         self.array = array
         self.buffer: Any = array.buffer
@@ -39,7 +47,7 @@ class Operand:
         self.offset = offset
         self.element = element
         self.size = math.prod(shape)
-        self.contiguous = _is_contiguous(shape, strides)
+        self.contiguous = _is_contiguous(shape, strides) if contiguous is None else contiguous
 
     @property
     def device(self) -> Device:
@@ -75,4 +83,4 @@ def empty_operand(device: Device, shape: Sequence[int], element: str) -> Operand
     """An uninitialised contiguous operand from the device's allocator."""
     shape = tuple(shape)
     array = allocate(device, math.prod(shape) * ELEMENTS[element].itemsize)
-    return Operand(array, shape, contiguous_strides(shape), 0, element)
+    return Operand(array, shape, contiguous_strides(shape), 0, element, contiguous=True)

@@ -89,41 +89,54 @@ class Kernel:
     """One entry point of a built program. Calling it enqueues a launch on the device's queue and returns at once."""
 
     def __init__(self, device: Device, program: Any, file: str, name: str, params: Mapping[str, Any]) -> None:
+        cl = import_pyopencl()
         self.device = device
         self.label = f"{file}.{name}({', '.join(f'{key}={value}' for key, value in sorted(params.items()))})"
         self._program = program
         self._name = name
         self._of_thread = threading.local()
+        self._queue = device.queue
+        self._enqueue = cl.enqueue_nd_range_kernel
+        self._error = cl.Error
         self._handle()
 
     def _handle(self) -> Any:
-        handle = getattr(self._of_thread, "handle", None)
-        if handle is None:
-            cl = import_pyopencl()
-            try:
-                handle = self._of_thread.handle = cl.Kernel(self._program, self._name)
-                self._of_thread.typed = False
-            except cl.Error as error:
-                raise BuildError(f"the program of {self.label} has no such kernel: {error}") from error
+        cl = import_pyopencl()
+        try:
+            handle = self._of_thread.handle = cl.Kernel(self._program, self._name)
+        except cl.Error as error:
+            raise BuildError(f"the program of {self.label} has no such kernel: {error}") from error
+        self._of_thread.set_args = None
         return handle
+
+    def _typed(self, handle: Any, args: Sequence[Any]) -> Any:
+        # Told the types once, pyopencl sets all arguments in one compiled call, in a fifth of the time.
+        handle.set_scalar_arg_dtypes([arg.dtype if isinstance(arg, np.generic) else None for arg in args])
+        self._of_thread.set_args = handle.set_args
+        return handle.set_args
 
     def __call__(self, global_size: Sequence[int], local_size: Sequence[int] | None, *args: Any) -> Any:
         """Launch with DeviceArrays, Operands and NumPy scalars as arguments; the launch's event."""
+        return self.enqueue(
+            tuple(global_size),
+            local_size and tuple(local_size),
+            [arg.buffer if isinstance(arg, _HOLDERS) else arg for arg in args],
+        )
+
+    def enqueue(self, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, args: Sequence[Any]) -> Any:
+        """The call with buffers in place of what holds them: the short way for launches that cost little themselves."""
         self.device.check_process()
-        cl = import_pyopencl()
-        handle = self._handle()
-        if not self._of_thread.typed:
-            # Told the types once, pyopencl sets all arguments in one compiled call, in a fifth of the time.
-            handle.set_scalar_arg_dtypes([arg.dtype if isinstance(arg, np.generic) else None for arg in args])
-            self._of_thread.typed = True
+        own = self._of_thread
         try:
-            handle.set_args(*[arg.buffer if isinstance(arg, _HOLDERS) else arg for arg in args])
-            return cl.enqueue_nd_range_kernel(
-                self.device.queue, handle, tuple(global_size), local_size and tuple(local_size)
-            )
-        except cl.Error as error:
+            handle = own.handle
+        except AttributeError:  # this thread's first launch
+            handle = self._handle()
+        try:
+            (own.set_args or self._typed(handle, args))(*args)
+            return self._enqueue(self._queue, handle, global_size, local_size)
+        except self._error as error:
             raise MemtrainError(
-                f"kernel {self.label} did not launch on {self.device.info.name} with global size {tuple(global_size)}, "
+                f"kernel {self.label} did not launch on {self.device.info.name} with global size {global_size}, "
                 f"local size {local_size}: {error}"
             ) from error
 

@@ -100,11 +100,11 @@ def run_sample(info: Any, sample: Any, device: torch.device, dtype: torch.dtype,
             compare(one, other, dtype)
 
 
-def run_op(info: Any, device: torch.device, dtype: torch.dtype, limit: int) -> Outcome:
+def run_op(info: Any, device: torch.device, dtype: torch.dtype, limit: int, *, forward: bool = False) -> Outcome:
     """All samples of an op in strict mode."""
     from memtrain_cl.torch_device.fallback import FallbackRefused, strict
 
-    grad = dtype.is_floating_point and info.supports_autograd and device.index == 0
+    grad = not forward and dtype.is_floating_point and info.supports_autograd and device.index == 0
     done = 0
     try:
         with strict(), warnings.catch_warnings():
@@ -128,6 +128,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--device", default="opencl:0")
+    parser.add_argument("--forward", action="store_true", help="no gradients")
     parser.add_argument("--exact", action="store_true", help="names are whole")
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
@@ -137,7 +138,7 @@ def main() -> int:
         if not wanted or not info.supports_dtype(dtype, "cpu"):
             continue
         started = time.perf_counter()
-        outcome = run_op(info, torch.device(options.device), dtype, options.samples)
+        outcome = run_op(info, torch.device(options.device), dtype, options.samples, forward=options.forward)
         failed += outcome.status in ("wrong", "error")
         seconds = time.perf_counter() - started
         print(f"{outcome.status:6} {name:45} {outcome.samples:4d} {seconds:6.1f} s  {outcome.detail}", flush=True)

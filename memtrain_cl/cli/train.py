@@ -10,6 +10,10 @@ from typing import Annotated
 import typer
 
 
+#: The value of --device that keeps tensors on the host, where counter layers visit the OpenCL device.
+HOST_PATH = "cpu-torch"
+
+
 class LinearKind(StrEnum):
     """Values of --linear."""
 
@@ -36,7 +40,12 @@ def train(
     counter_lr: Annotated[float, typer.Option(help="Peak rate of the counter layers.")] = 3e-3,
     C: Annotated[int, typer.Option("--C", help="Carry radix of the counters, 1 to 11.")] = 11,
     device: Annotated[
-        str | None, typer.Option(help="OpenCL device: index or part of its name.", show_default="the best there is")
+        str | None,
+        typer.Option(
+            help="OpenCL device, index or part of its name, that holds the whole run; "
+            "cpu-torch leaves all but the counter layers to torch on the host.",
+            show_default="the best there is",
+        ),
     ] = None,
     linear: Annotated[LinearKind, typer.Option(help="Kind of the linear layers.")] = LinearKind.counter,
     freeze_counters: Annotated[
@@ -74,16 +83,13 @@ def train(
     }
     given = {name for name in ctx.params if _is_given(ctx, name)} | ({"text"} if more_text else set())
     flags = {name: value for name, value in options.items() if name in given}
-    from memtrain_cl.device import get_device, use_device
     from memtrain_cl.lm.run import Interrupted, plan_run, run_training
 
     config, state = plan_run(out, flags, resume=resume)
     with contextlib.ExitStack() as stack:
-        label = None
-        if config.model.linear == "counter" or device is not None:
-            label = stack.enter_context(use_device(get_device(device))).info.name
+        label, place = _prepare(device, config.model.linear, stack)
         try:
-            summary = run_training(config, out, state, quiet=quiet, device=label)
+            summary = run_training(config, out, state, quiet=quiet, device=label, place=place)
         except Interrupted as stopped:
             typer.echo(f"memtrain-cl: {stopped}", err=True)
             raise typer.Exit(130) from stopped
@@ -100,6 +106,22 @@ def train(
             err=True,
         )
         raise typer.Exit(1)
+
+
+def _prepare(device: str | None, linear: str, stack: contextlib.ExitStack) -> tuple[str | None, str]:
+    """The name for the table and torch's device of a run, opened; fallbacks to the host are errors on "opencl"."""
+    from memtrain_cl.device import choose, get_device, put_first, use_device
+
+    if device == HOST_PATH:
+        return (get_device().info.name if linear == "counter" else None), "cpu"
+    info = put_first(choose()[0].label if device is None else device)
+    from memtrain_cl.torch_device.backend import require_registered
+    from memtrain_cl.torch_device.fallback import strict
+
+    require_registered()
+    stack.enter_context(use_device(info.index))
+    stack.enter_context(strict())
+    return info.name, f"opencl:{info.index}"
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

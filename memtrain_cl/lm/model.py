@@ -85,10 +85,12 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class KVCache:
     """Keys and values of the positions seen so far, float32 [layers][batch, heads, capacity, head_dim]."""
 
-    def __init__(self, config: ModelConfig, batch: int, capacity: int) -> None:
+    def __init__(
+        self, config: ModelConfig, batch: int, capacity: int, device: torch.device | str | None = None
+    ) -> None:
         shape = (config.layers, batch, config.heads, capacity, config.head_dim)
-        self.keys = torch.zeros(shape)
-        self.values = torch.zeros(shape)
+        self.keys = torch.zeros(shape, device=device)
+        self.values = torch.zeros(shape, device=device)
         self.capacity = capacity
         self.length = 0
 
@@ -125,7 +127,7 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.append(self.index, key, value)
             seen = key.shape[2]
-            mask = torch.ones(length, seen, dtype=torch.bool).tril(seen - length)
+            mask = torch.ones(length, seen, dtype=torch.bool, device=x.device).tril(seen - length)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=cache is None)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, dim))
         return out
@@ -174,14 +176,24 @@ class Backbone(nn.Module):
         nn.init.normal_(self.embed_tokens.weight, std=EMBED_STD)
         self.layers = nn.ModuleList(Block(config, index, ops) for index in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    def _rope(self, start: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The tables of these positions, computed on the host once for each device."""
+        if self._tables is None or self._tables[0].device != device or self._tables[0].shape[0] < start + length:
+            with torch.device("cpu"):
+                tables = rope_tables(self.config, 0, max(start + length, self.config.seq))
+            self._tables = (tables[0].to(device), tables[1].to(device))
+        cos, sin = self._tables
+        return cos[start : start + length], sin[start : start + length]
 
     def forward(self, tokens: Tensor, cache: KVCache | None) -> Tensor:
         start = 0 if cache is None else cache.length
         limit = self.config.seq if cache is None else cache.capacity
         if start + tokens.shape[1] > limit:
             raise ValueError(f"expected at most {limit} bytes of context, got {start + tokens.shape[1]}")
-        cos, sin = rope_tables(self.config, start, tokens.shape[1])
         x: Tensor = self.embed_tokens(tokens)
+        cos, sin = self._rope(start, tokens.shape[1], x.device)
         for block in self.layers:
             x = block(x, cos, sin, cache)
         if cache is not None:

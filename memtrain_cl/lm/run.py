@@ -116,16 +116,17 @@ def run_training(
     device: str | None = None,
     console: Console | None = None,
     ops: Any = None,
+    place: str = "cpu",
 ) -> Summary:
     """Trains from the start, or on from `state`, and writes model, checkpoint, metrics, plot and summary into `out`.
 
     `config` and `state` are what `plan_run` gave. device: its name, for the table. console: where progress is shown
-    (default: stderr). ops: the counter layers' backend. Raises Interrupted after SIGINT or SIGTERM, when the step is
+    (default: stderr). ops: the counter layers' backend. place: torch's device that holds the run. Raises Interrupted after SIGINT or SIGTERM, when the step is
     finished and saved; ValueError, OSError or MemtrainError for unusable text or state, before anything is written.
     """
     console = console or Console(stderr=True, markup=False, highlight=False)
     corpus = load_corpus(config.text, config.model.seq)
-    trainer = Trainer(config, corpus, ops)
+    trainer = Trainer(config, corpus, ops, place)
     if state is not None:
         trainer.load_state(state)
     _prepare_folder(out, fresh=state is None)

@@ -35,18 +35,23 @@ def schedule(step: int) -> float:
 
 
 class Trainer:
-    """A run of `config` over `corpus`. `ops` is the counter layers' backend (None: OpenCL).
+    """A run of `config` over `corpus`. `ops` is the counter layers' backend (None: OpenCL). `device` is torch's, and holds
+    the model, its gradients and the optimizer's state.
 
     torch.manual_seed(config.seed) rules the first weights and the counters' rounding; the batches follow from (seed,
     step). Two trainers of equal arguments on one device therefore hold equal bytes after equal steps, also across
     `state` and `load_state`.
     """
 
-    def __init__(self, config: TrainConfig, corpus: Corpus, ops: Any = None) -> None:
+    def __init__(
+        self, config: TrainConfig, corpus: Corpus, ops: Any = None, device: torch.device | str = "cpu"
+    ) -> None:
         self.config = config
         self.corpus = corpus
         torch.manual_seed(config.seed)
-        self.model = CausalLM(config.model, ops)
+        self.device = torch.device(device)
+        # Made on the host, so that a seed gives the same first weights everywhere.
+        self.model = CausalLM(config.model, ops).to(self.device)
         self.counters = counter_layers(self.model)
         for layer in self.counters:
             layer.update_enabled = not config.freeze_counters
@@ -111,7 +116,7 @@ class Trainer:
         return total / windows[:, 1:].size
 
     def _loss(self, windows: np.ndarray, reduction: str) -> Tensor:
-        tokens = torch.from_numpy(windows)
+        tokens = torch.from_numpy(windows).to(self.device)
         logits = self.model(tokens[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction=reduction)
 

@@ -25,6 +25,7 @@ GROUP = 256
 FLAT_LIMIT = 1 << 31
 #: Outer dimensions that the kernel walks: a few fixed numbers, so that few programs are built.
 RANKS = (0, 1, 3, 7)
+_ZERO = np.uint64(0)
 _SCALAR_TYPES = {"float": np.float32, "int": np.int32, "long": np.int64, "uint": np.uint32}
 
 
@@ -165,9 +166,10 @@ def launch(formula: Formula, outputs: Sequence[Operand], inputs: Sequence[Operan
     operands = (*outputs, *inputs)
     geometry = tuple([(o.element, o.shape, o.strides) for o in operands])
     prepared = _prepare(first.array.device, formula, len(outputs), geometry)
-    values = [kind(value) for kind, value in zip(prepared.scalar_types, scalars, strict=True)]
+    values = [kind(value) for kind, value in zip(prepared.scalar_types, scalars, strict=True)] if scalars else ()
     for global_size, shifts, tail in prepared.launches:
         arguments: list[Any] = []
         for operand, shift in zip(operands, shifts, strict=True):
-            arguments += (operand.buffer, np.uint64(operand.offset + shift))
-        prepared.kernel(global_size, prepared.local_size, *arguments, *values, *tail)
+            first_element = operand.offset + shift
+            arguments += (operand.buffer, np.uint64(first_element) if first_element else _ZERO)
+        prepared.kernel.enqueue(global_size, prepared.local_size, [*arguments, *values, *tail])

@@ -90,8 +90,7 @@ DECOMPOSED = frozenset(
     binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits soft_margin_loss
     soft_margin_loss_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward mish_backward
     hardshrink softshrink softshrink_backward hardshrink_backward logit logit_backward xlogy special_xlog1py
-    select_backward slice_backward diagonal_backward unfold_backward select_scatter slice_scatter diagonal_scatter
-    as_strided_scatter logsumexp logaddexp logaddexp2 heaviside deg2rad rad2deg sinc special_entr
+    unfold_backward as_strided_scatter logsumexp logaddexp logaddexp2 heaviside deg2rad rad2deg sinc special_entr
     linspace logspace rot90 trace addr renorm dist cosine_similarity pixel_shuffle pixel_unshuffle
     native_dropout_backward std std_mean isneginf isposinf zeros ones full scalar_tensor
     _weight_norm_interface rrelu_with_noise_backward _prelu_kernel _prelu_kernel_backward

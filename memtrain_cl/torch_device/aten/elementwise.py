@@ -244,7 +244,8 @@ pointwise(aten.fmax.default, {"float": "y0 = fmax(x0, x1);", "whole": "y0 = max(
 pointwise(aten.fmin.default, {"float": "y0 = fmin(x0, x1);", "whole": "y0 = min(x0, x1);"})
 pointwise(aten.atan2.default, "y0 = atan2(x0, x1);", floats=True)
 pointwise(aten.hypot.default, {"float": "y0 = hypot(x0, x1);"})
-pointwise(aten.copysign.Tensor, "y0 = copysign(x0, x1);", floats=True)
+for _overload in ("Tensor", "Scalar"):
+    pointwise(getattr(aten.copysign, _overload), "", floats=True, arrange=_binary("y0 = copysign({a}, {b});"))
 
 
 def _pow(self: Any, exponent: Any) -> Any:

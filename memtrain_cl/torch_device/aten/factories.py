@@ -207,6 +207,13 @@ def fill_tensor(self: OpenCLTensor, value: Tensor) -> OpenCLTensor:
     return self
 
 
+@implements(aten.fill.Scalar, aten.fill.Tensor)
+def filled(self: OpenCLTensor, value: Any) -> Any:
+    """A tensor like `self`, of one value."""
+    made = wrap(strided_like(self.operand, self.operand.element))
+    return fill_tensor(made, value) if isinstance(value, Tensor) else fill_scalar(made, value)
+
+
 @implements(aten.zero_.default)
 def zero_(self: OpenCLTensor) -> OpenCLTensor:
     """Every element = 0."""
