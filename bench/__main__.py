@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import counter, matmul, train
+from bench import counter, matmul, sharing, train
 from bench.harness import Bench
 from memtrain_cl.device import get_device, use_device
 
-FAMILIES = {"counter": counter.run, "matmul": matmul.run, "train": train.run}
+FAMILIES = {"counter": counter.run, "matmul": matmul.run, "sharing": sharing.run, "train": train.run}
 
 
 def main() -> None:
