@@ -1,31 +1,67 @@
-// CPU shape: a work-item computes m_per rows by 16 columns of the result. For each block of K it fills a [TILE_K, 16] panel of the
-// right operand (decoded, transposed where needed), then walks its rows TILE_M at a time with the products in registers.
-<% VECTORS = 2 %>
-#define PANEL ${8 * VECTORS}
+// CPU shape: a work-item computes m_per rows by n_per columns of the result. For each TILE_K of K it copies its columns of the
+// right operand into panels (decoded, transposed, widened to float), then its rows of the left operand, TILE_ROWS at a time, into
+// tiles, and multiplies a tile of TILE_M rows by a panel with the sums in registers. So every inner loop reads unit strides, and
+// large matrices are read once in about a hundred rows and columns of the result, whatever their strides.
+//
+// Sums between blocks of K wait in local memory where HELD_ROWS rows of the item fit (dense), in `out` itself where an item has
+// more rows, to pay for decoding its panels (counter).
+<%
+TILE_M = 6
+VECTORS = 4 if WIDTH == 16 else 2
+PANEL = WIDTH * VECTORS
+CHUNKS = -(-TILE_M // 4)
+# The last chunk of a tile of columns spills over what the next turn writes.
+TILE_A = TILE_K * TILE_M + 4 * CHUNKS - TILE_M
+SUM_ROWS = HELD_ROWS if DENSE else TILE_M
+SUM_COLUMNS = TILE_N if DENSE else PANEL
+V = f"float{WIDTH}"
+%>
+#define PANEL ${PANEL}
+#define TILE_A ${TILE_A}
 
-inline void fill_panel(__local float *panel, const __global void *right, const __global float *scale, const uint ldb,
-                       const uint n0, const uint N, const uint k0, const uint kb) {
-    const uint columns = min(N - n0, (uint)PANEL);
+<%def name="row_of(j, e)">
+% if DENSE:
+const __global ${stored(RIGHT_TYPE)} *row${e} = right + (size_t)(${j}) * ldb + k0;
+% else:
+const __global uchar *row${e} = right + (size_t)(${j}) * (${ROW_BYTES[PACKED].replace("n", "ldb")});
+% endif
+</%def>
+<%
+# Eight elements, and one, of row e from k on: of b, or the ternary weights of a state row.
+def eight_of(e):
+    if DENSE:
+        return f"right_8(row{e}, k)"
+    codes = f"cc_load_8(row{e} + (k0 + k) / 4 * 3)" if PACKED else f"convert_uint8(vload8(0, row{e} + k0 + k))"
+    return f"code_ternary_8(convert_float8(as_int8({codes})) - {3 * C - 2}.0f)"
+
+def one_of(e):
+    if DENSE:
+        return f"right_1(row{e}, k)"
+    code = f"cc_unpack_1(row{e}, k0 + k)" if PACKED else f"row{e}[k0 + k]"
+    return f"code_ternary_1(convert_float(as_int((uint){code})) - {3 * C - 2}.0f)"
+%>
+// Columns n0 .. n0 + columns of rows k0 .. k0 + kb as panels of [TILE_K][PANEL]; zeros fill the last panel.
+inline void fill_panel(__local float *panel, const __global ${RIGHT_STORED} *right, ${"" if DENSE else "const __global float *scale, "}const uint ldb,
+                       const uint n0, const uint columns, const uint k0, const uint kb) {
 % if RIGHT == "dense":
-    const __global float *b = (const __global float *)right;
     for (uint k = 0; k < kb; k++) {
-        const __global float *source = b + (size_t)(k0 + k) * ldb + n0;
+        const size_t source = (size_t)(k0 + k) * ldb + n0;
         if (columns == PANEL) {
-% for v in range(VECTORS):
-            vstore8(vload8(${v}, source), ${v}, panel + PANEL * k);
+% for v in range(PANEL // 8):
+            vstore8(right_8(right, source + ${8 * v}), ${v}, panel + PANEL * k);
 % endfor
         } else {
-            for (uint j = 0; j < PANEL; j++) panel[PANEL * k + j] = j < columns ? source[j] : 0.0f;
+            for (uint j = 0; j < PANEL; j++) panel[PANEL * k + j] = j < columns ? right_1(right, source + j) : 0.0f;
         }
     }
 % elif RIGHT == "counter":
     // Row k of the state gives the panel's row k; ldb is the length of a state row in weights.
     const uint n = ldb;
     for (uint k = 0; k < kb; k++) {
-        const __global uchar *row = (const __global uchar *)right + (size_t)(k0 + k) * (${ROW_BYTES[PACKED]});
+        const __global uchar *row = right + (size_t)(k0 + k) * (${ROW_BYTES[PACKED]});
         const float s = scale[k0 + k];
         if (columns == PANEL) {
-% for v in range(VECTORS):
+% for v in range(PANEL // 8):
             {
                 const uint j = n0 + ${8 * v};
                 const uint8 codes = ${"cc_load_8(row + j / 4 * 3)" if PACKED else "convert_uint8(vload8(0, row + j))"};
@@ -44,100 +80,187 @@ inline void fill_panel(__local float *panel, const __global void *right, const _
         }
     }
 % else:
-    // Row j of the state gives the panel's column j; the row scale is applied to the finished sums.
-    const uint n = ldb;
-    for (uint j = 0; j < PANEL; j++) {
-        if (j >= columns) {
-            for (uint k = 0; k < kb; k++) panel[PANEL * k + j] = 0.0f;
-            continue;
-        }
-        const __global uchar *row = (const __global uchar *)right + (size_t)(n0 + j) * (${ROW_BYTES[PACKED]});
+    // Row j of b, or of the state, gives the panel's column j. (A state's row scale is applied to the finished sums.)
+    uint j = 0;
+    for (; j + 8 <= columns; j += 8) {
+% for e in range(8):
+        ${row_of("n0 + j + " + str(e), e)}
+% endfor
         uint k = 0;
         for (; k + 8 <= kb; k += 8) {
-            const uint at = k0 + k;
-            const uint8 codes = ${"cc_load_8(row + at / 4 * 3)" if PACKED else "convert_uint8(vload8(0, row + at))"};
-            const float8 t = code_ternary_8(${centred("codes", 8)});
+            // Eight rows of eight are transposed in three rounds: of pairs, of pairs of pairs, of halves.
 % for e in range(8):
-            panel[PANEL * (k + ${e}) + j] = t.s${e};
+            const float8 a${e} = ${eight_of(e)};
+% endfor
+% for e in range(0, 8, 2):
+            const float8 b${e} = (float8)(${", ".join(f"a{e}.s{i}, a{e + 1}.s{i}" for i in (0, 1, 4, 5))});
+            const float8 b${e + 1} = (float8)(${", ".join(f"a{e}.s{i}, a{e + 1}.s{i}" for i in (2, 3, 6, 7))});
+% endfor
+% for e in (0, 1, 4, 5):
+            const float8 c${2 * e - e // 4 * 4} = (float8)(b${e}.s01, b${e + 2}.s01, b${e}.s45, b${e + 2}.s45);
+            const float8 c${2 * e - e // 4 * 4 + 1} = (float8)(b${e}.s23, b${e + 2}.s23, b${e}.s67, b${e + 2}.s67);
+% endfor
+% for e in range(4):
+            vstore8((float8)(c${e}.lo, c${e + 4}.lo), 0, panel + PANEL * (k + ${e}) + j);
+            vstore8((float8)(c${e}.hi, c${e + 4}.hi), 0, panel + PANEL * (k + ${e + 4}) + j);
 % endfor
         }
         for (; k < kb; k++) {
-            const uint code = ${"cc_unpack_1(row, k0 + k)" if PACKED else "row[k0 + k]"};
-            panel[PANEL * k + j] = code_ternary_1(${centred("code", "")});
+% for e in range(8):
+            panel[PANEL * k + j + ${e}] = ${one_of(e)};
+% endfor
+        }
+    }
+    for (; j < columns; j++) {
+        ${row_of("n0 + j", 0)}
+        for (uint k = 0; k < kb; k++) panel[PANEL * k + j] = ${one_of(0)};
+    }
+    for (; j < PANEL; j++) {
+        for (uint k = 0; k < kb; k++) panel[PANEL * k + j] = 0.0f;
+    }
+% endif
+}
+
+// Rows m0 .. m0 + rows as tiles of ${"[TILE_M][TILE_K]" if LEFT == "rows" else "[TILE_K][TILE_M]"}. Rows beyond the end repeat the last one; their sums are not stored.
+inline void fill_tiles(__local float *tiles, const __global ${stored(LEFT_TYPE)} *a, const uint lda, const uint m0, const uint rows,
+                       const uint M, const uint k0, const uint kb) {
+% if LEFT == "rows":
+    __local float *tile = tiles;
+    for (uint m = 0; m < rows; m += ${TILE_M}, tile += TILE_A) {
+        for (uint i = 0; i < ${TILE_M}; i++) {
+            const size_t source = (size_t)(m0 + min(m + i, rows - 1)) * lda + k0;
+            __local float *target = tile + ${TILE_K} * i;
+            uint k = 0;
+            for (; k + 8 <= kb; k += 8) vstore8(left_8(a, source + k), 0, target + k);
+            for (; k < kb; k++) target[k] = left_1(a, source + k);
+        }
+    }
+% else:
+    for (uint k = 0; k < kb; k++) {
+        const size_t source = (size_t)(k0 + k) * lda + m0;
+        __local float *target = tiles + ${TILE_M} * k;
+        for (uint m = 0; m < rows; m += ${TILE_M}, target += TILE_A) {
+            if (m0 + m + ${4 * CHUNKS} <= M) {
+% for chunk in range(CHUNKS):
+                vstore4(left_4(a, source + m + ${4 * chunk}), ${chunk}, target);
+% endfor
+            } else {
+                for (uint i = 0; i < ${TILE_M}; i++) target[i] = left_1(a, source + min(m + i, rows - 1));
+            }
         }
     }
 % endif
 }
 
-__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void matmul(const __global float *left_operand, const __global void *right, const __global float *scale, __global float *out,
-            const ulong first, const uint M, const uint N, const uint K, const uint lda, const uint ldb, const uint m_per) {
-    __local float panel[${TILE_K} * PANEL];
-    const __global float *a = left_operand + first;
-    const uint n0 = get_global_id(0) * PANEL;
-    const uint begin = get_global_id(1) * m_per;
-    const uint last = min(begin + m_per, M);
-    const uint columns = min(N - n0, (uint)PANEL);
-% if RIGHT == "counter_t":
+// ${SUM_COLUMNS} apart, the rows of tile @ panel; added to what is there unless `first`.
+inline void multiply_tile(__local float *sums, const __local float *tile, const __local float *panel, const uint kb, const bool first) {
+% for i in range(TILE_M):
 % for v in range(VECTORS):
-    float8 column_scale${v} = (float8)(0.0f);
+    ${V} sum${i}_${v} = (${V})(0.0f);
 % endfor
-    {
-        float values[PANEL];
-        for (uint j = 0; j < PANEL; j++) values[j] = j < columns ? scale[n0 + j] : 0.0f;
+% endfor
+    for (uint k = 0; k < kb; k++) {
 % for v in range(VECTORS):
-        column_scale${v} = vload8(${v}, values);
+        const ${V} b${v} = *(const __local ${V} *)(panel + PANEL * k + ${WIDTH * v});
+% endfor
+% for i in range(TILE_M):
+        const ${V} left${i} = (${V})(tile[${f"k + {TILE_K * i}" if LEFT == "rows" else f"{TILE_M} * k + {i}"}]);
+% for v in range(VECTORS):
+        sum${i}_${v} += left${i} * b${v};
+% endfor
 % endfor
     }
-% endif
-    for (uint k0 = 0; k0 < K || k0 == 0; k0 += ${TILE_K}) {
-        const uint kb = min(K - k0, ${TILE_K}u);
-        fill_panel(panel, right, scale, ldb, n0, N, k0, kb);
-        for (uint m = begin; m < last; m += ${TILE_M}) {
-            // Rows beyond the end repeat the last one, and are not stored.
+    if (!first) {
 % for i in range(TILE_M):
-            const uint row${i} = min(m + ${i}, last - 1);
-            const __global float *a${i} = a + ${f"(size_t)row{i} * lda + k0" if LEFT == "rows" else f"(size_t)k0 * lda + row{i}"};
 % for v in range(VECTORS):
-            float8 sum${i}_${v} = (float8)(0.0f);
+        sum${i}_${v} += *(const __local ${V} *)(sums + ${SUM_COLUMNS * i + WIDTH * v});
 % endfor
 % endfor
-            for (uint k = 0; k < kb; k++) {
-% for v in range(VECTORS):
-                const float8 b${v} = vload8(${v}, panel + PANEL * k);
-% endfor
+    }
 % for i in range(TILE_M):
-                const float8 left${i} = (float8)(a${i}[${"k" if LEFT == "rows" else "(size_t)k * lda"}]);
 % for v in range(VECTORS):
-                sum${i}_${v} += left${i} * b${v};
+    *(__local ${V} *)(sums + ${SUM_COLUMNS * i + WIDTH * v}) = sum${i}_${v};
 % endfor
 % endfor
-            }
-% for i in range(TILE_M):
-            if (m + ${i} < last) {
-                __global float *target = out + (size_t)(m + ${i}) * N + n0;
-                if (columns == PANEL) {
-% for v in range(VECTORS):
-                    if (k0 > 0) sum${i}_${v} += vload8(${v}, target);
+}
+
+% if not DENSE:
+// A row of sums onto the row of `out`, which holds nothing yet when `first`; scaled by column when that is due, at the `last`.
+inline void add_sums(__global float *target, const __local float *sums, const __global float *scale, const uint columns,
+                     const bool first, const bool last) {
+    uint j = 0;
+    for (; j + 8 <= columns; j += 8) {
+        float8 sum = vload8(0, sums + j);
+        if (!first) sum += vload8(0, target + j);
 % if RIGHT == "counter_t":
-                    if (k0 + kb >= K) sum${i}_${v} *= column_scale${v};
+        if (last) sum *= vload8(0, scale + j);
 % endif
-                    vstore8(sum${i}_${v}, ${v}, target);
-% endfor
-                } else {
-                    float values[PANEL];
-                    float scales[PANEL];
-% for v in range(VECTORS):
-                    vstore8(sum${i}_${v}, ${v}, values);
-                    vstore8(${f"column_scale{v}" if RIGHT == "counter_t" else "(float8)(1.0f)"}, ${v}, scales);
-% endfor
-                    for (uint j = 0; j < columns; j++) {
-                        const float sum = values[j] + (k0 > 0 ? target[j] : 0.0f);
-                        target[j] = (k0 + kb >= K) ? sum * scales[j] : sum;
+        vstore8(sum, 0, target + j);
+    }
+    for (; j < columns; j++) {
+        const float sum = first ? sums[j] : sums[j] + target[j];
+        target[j] = ${"last ? sum * scale[j] : sum" if RIGHT == "counter_t" else "sum"};
+    }
+}
+
+% endif
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void matmul(${parameters()}) {
+    __local float panels[${TILE_K * TILE_N}] __attribute__((aligned(64)));
+    __local float tiles[${TILE_ROWS // TILE_M} * TILE_A] __attribute__((aligned(64)));
+    __local float sums[${SUM_ROWS * SUM_COLUMNS}] __attribute__((aligned(64)));
+${begin()}    const uint n0 = get_global_id(0) * n_per;
+    const uint n1 = min(n0 + n_per, N);
+    const uint m0 = get_global_id(1) * m_per;
+    const uint m1 = min(m0 + m_per, M);
+    for (uint k0 = k_first; k0 < k_last || k0 == k_first; k0 += ${TILE_K}) {
+        const uint kb = min(k_last - k0, ${TILE_K}u);
+        for (uint n = n0; n < n1; n += PANEL) {
+            fill_panel(panels + ${TILE_K} * (n - n0), right, ${"" if DENSE else "scale, "}ldb, n, min(n1 - n, (uint)PANEL), k0, kb);
+        }
+        for (uint block = m0; block < m1; block += ${TILE_ROWS}) {
+            const uint rows = min(m1 - block, ${TILE_ROWS}u);
+            fill_tiles(tiles, left, lda, block, rows, M, k0, kb);
+            for (uint m = 0; m < rows; m += ${TILE_M}) {
+                const __local float *tile = tiles + m / ${TILE_M} * TILE_A;
+                for (uint n = n0; n < n1; n += PANEL) {
+% if DENSE:
+                    multiply_tile(sums + (block - m0 + m) * ${TILE_N} + n - n0, tile, panels + ${TILE_K} * (n - n0), kb, k0 == k_first);
+% else:
+                    multiply_tile(sums, tile, panels + ${TILE_K} * (n - n0), kb, true);
+                    const uint columns = min(n1 - n, (uint)PANEL);
+                    for (uint i = 0; i < min(rows - m, ${TILE_M}u); i++) {
+                        add_sums(out + (size_t)(block + m + i) * N + n, sums + PANEL * i, scale + n, columns, k0 == k_first,
+                                 k0 + kb >= k_last);
                     }
+% endif
                 }
             }
-% endfor
         }
     }
+% if DENSE:
+    for (uint m = m0; m < m1; m++) {
+        const __local float *row = sums + (m - m0) * ${TILE_N};
+        const size_t target = (size_t)m * N;
+        uint n = n0;
+% if EPILOGUE:
+        const size_t added = (size_t)m * add_m;
+        for (; n + 8 <= n1 && add_n == 1; n += 8) {
+            float8 sum = alpha * vload8(0, row + n - n0);
+            if (beta != 0.0f) sum += beta * add_8(add, added + n);
+            out_store_8(sum, out, target + n);
+        }
+% else:
+        for (; n + 8 <= n1; n += 8) out_store_8(vload8(0, row + n - n0), out, target + n);
+% endif
+        for (; n < n1; n++) {
+            float sum = row[n - n0];
+% if EPILOGUE:
+            sum *= alpha;
+            if (beta != 0.0f) sum += beta * add_1(add, added + (size_t)n * add_n);
+% endif
+            out_store_1(sum, out, target + n);
+        }
+    }
+% endif
 }

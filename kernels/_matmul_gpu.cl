@@ -1,76 +1,84 @@
-// GPU shape: a work-group of 16 x 16 items computes a TILE x TILE block, an item TILE/16 x TILE/16 of it. Tiles of TILE_K columns of a
-// (transposed) and rows of b (decoded) wait in local memory.
+// GPU shape: a work-group of SIDE x SIDE items computes a TILE x TILE block, an item TILE/SIDE x TILE/SIDE of it. Tiles of TILE_K
+// columns of a (transposed) and rows of b (decoded, transposed where needed) wait in local memory.
 <%
-PER = TILE // 16
-LOADS = TILE * TILE_K // (4 * 256)
+PER = TILE // SIDE
+LOADS = TILE * TILE_K // (4 * SIDE * SIDE)
 PITCH = TILE + 4
 %>
-inline float4 load_4(const __global float *p, uint left) {
-    if (left >= 4) return ${"*(const __global float4 *)p" if ALIGNED else "vload4(0, p)"};
-    return (float4)(left > 0 ? p[0] : 0.0f, left > 1 ? p[1] : 0.0f, left > 2 ? p[2] : 0.0f, 0.0f);
+<%def name="bounded(name, t)">
+// Up to four elements from i, and zeros for what lies beyond.
+inline float4 ${name}_within(const __global ${stored(t)} *p, const size_t i, const uint left) {
+    if (left >= 4) return ${name}_4(p, i);
+    return (float4)(left > 0 ? ${name}_1(p, i) : 0.0f, left > 1 ? ${name}_1(p, i + 1) : 0.0f, left > 2 ? ${name}_1(p, i + 2) : 0.0f, 0.0f);
 }
-
+</%def>
+${bounded("left", LEFT_TYPE)}
+% if DENSE:
+${bounded("right", RIGHT_TYPE)}
+% endif
 <%def name="scatter(tile, k, m, value)">
             ${tile}[(${k}) * ${PITCH} + ${m}] = ${value}.x;
             ${tile}[(${k} + 1) * ${PITCH} + ${m}] = ${value}.y;
             ${tile}[(${k} + 2) * ${PITCH} + ${m}] = ${value}.z;
             ${tile}[(${k} + 3) * ${PITCH} + ${m}] = ${value}.w;
 </%def>
-
-__kernel __attribute__((reqd_work_group_size(16, 16, 1)))
-void matmul(const __global float *left_operand, const __global void *right, const __global float *scale, __global float *out,
-            const ulong first, const uint M, const uint N, const uint K, const uint lda, const uint ldb, const uint m_per) {
+__kernel __attribute__((reqd_work_group_size(${SIDE}, ${SIDE}, 1)))
+void matmul(${parameters()}) {
     __local float tile_a[${TILE_K * PITCH}] __attribute__((aligned(16)));
     __local float tile_b[${TILE_K * PITCH}] __attribute__((aligned(16)));
     const uint x = get_local_id(0);
     const uint y = get_local_id(1);
-    const uint item = y * 16 + x;
-    const __global float *a = left_operand + first;
+    const uint item = y * ${SIDE} + x;
     const uint n0 = get_group_id(0) * ${TILE};
     const uint m0 = get_group_id(1) * ${TILE};
+    ${begin()}
 % for i in range(PER):
 % for v in range(PER // 4):
     float4 sum${i}_${v} = (float4)(0.0f);
 % endfor
 % endfor
-    for (uint k0 = 0; k0 < K; k0 += ${TILE_K}) {
+    for (uint k0 = k_first; k0 < k_last; k0 += ${TILE_K}) {
         #pragma unroll
         for (uint load = 0; load < ${LOADS}; load++) {
-            const uint unit = item + 256 * load;
+            const uint unit = item + ${SIDE * SIDE} * load;
 % if LEFT == "rows":
             const uint am = unit / ${TILE_K // 4};
             const uint ak = unit % ${TILE_K // 4} * 4;
             float4 va = (float4)(0.0f);
-            if (m0 + am < M && k0 + ak < K) va = load_4(a + (size_t)(m0 + am) * lda + k0 + ak, K - k0 - ak);
+            if (m0 + am < M && k0 + ak < k_last) va = left_within(left, (size_t)(m0 + am) * lda + k0 + ak, k_last - k0 - ak);
             ${scatter("tile_a", "ak", "am", "va")}
 % else:
             const uint ak = unit / ${TILE // 4};
             const uint am = unit % ${TILE // 4} * 4;
             float4 va = (float4)(0.0f);
-            if (k0 + ak < K && m0 + am < M) va = load_4(a + (size_t)(k0 + ak) * lda + m0 + am, M - m0 - am);
+            if (k0 + ak < k_last && m0 + am < M) va = left_within(left, (size_t)(k0 + ak) * lda + m0 + am, M - m0 - am);
             *(__local float4 *)(tile_a + ak * ${PITCH} + am) = va;
 % endif
             float4 vb = (float4)(0.0f);
-% if RIGHT == "counter_t":
+% if RIGHT in ("counter_t", "dense_t"):
             const uint bn = unit / ${TILE_K // 4};
             const uint bk = unit % ${TILE_K // 4} * 4;
-            if (n0 + bn < N && k0 + bk < K) {
+            if (n0 + bn < N && k0 + bk < k_last) {
+% if RIGHT == "counter_t":
                 const uint n = ldb;
-                const __global uchar *row = (const __global uchar *)right + (size_t)(n0 + bn) * (${ROW_BYTES[PACKED]});
+                const __global uchar *row = right + (size_t)(n0 + bn) * (${ROW_BYTES[PACKED]});
                 vb = scale[n0 + bn] * code_ternary_4(word_centred(load_word_4(row, (k0 + bk) / 4, n)));
                 // Columns beyond the row's end meet zeros of a, but their codes are not weights.
+% else:
+                vb = right_within(right, (size_t)(n0 + bn) * ldb + k0 + bk, k_last - k0 - bk);
+% endif
             }
             ${scatter("tile_b", "bk", "bn", "vb")}
 % else:
             const uint bk = unit / ${TILE // 4};
             const uint bn = unit % ${TILE // 4} * 4;
-            if (k0 + bk < K && n0 + bn < N) {
+            if (k0 + bk < k_last && n0 + bn < N) {
 % if RIGHT == "counter":
                 const uint n = ldb;
-                const __global uchar *row = (const __global uchar *)right + (size_t)(k0 + bk) * (${ROW_BYTES[PACKED]});
+                const __global uchar *row = right + (size_t)(k0 + bk) * (${ROW_BYTES[PACKED]});
                 vb = scale[k0 + bk] * code_ternary_4(word_centred(load_word_4(row, (n0 + bn) / 4, n)));
 % else:
-                vb = load_4((const __global float *)right + (size_t)(k0 + bk) * ldb + n0 + bn, N - n0 - bn);
+                vb = right_within(right, (size_t)(k0 + bk) * ldb + n0 + bn, N - n0 - bn);
 % endif
             }
             *(__local float4 *)(tile_b + bk * ${PITCH} + bn) = vb;
@@ -80,9 +88,9 @@ void matmul(const __global float *left_operand, const __global void *right, cons
         #pragma unroll
         for (uint k = 0; k < ${TILE_K}; k++) {
 % for v in range(PER // 4):
-            // Quarters 64 apart, so that neighbouring items read neighbouring words.
-            const float4 left${v} = *(const __local float4 *)(tile_a + k * ${PITCH} + ${64 * v} + 4 * y);
-            const float4 b${v} = *(const __local float4 *)(tile_b + k * ${PITCH} + ${64 * v} + 4 * x);
+            // Vectors of an item lie 4 * SIDE apart, so that neighbouring items read neighbouring words.
+            const float4 left${v} = *(const __local float4 *)(tile_a + k * ${PITCH} + ${4 * SIDE * v} + 4 * y);
+            const float4 b${v} = *(const __local float4 *)(tile_b + k * ${PITCH} + ${4 * SIDE * v} + 4 * x);
 % endfor
 % for i in range(PER):
 % for v in range(PER // 4):
@@ -94,17 +102,27 @@ void matmul(const __global float *left_operand, const __global void *right, cons
     }
 % for i in range(PER):
     {
-        const uint m = m0 + ${64 * (i // 4)} + 4 * y + ${i % 4};
+        const uint m = m0 + ${4 * SIDE * (i // 4)} + 4 * y + ${i % 4};
         if (m < M) {
-            __global float *target = out + (size_t)m * N;
+            __global ${stored(OUT_TYPE)} *target = out + (size_t)m * N;
 % for v in range(PER // 4):
-            const uint column${v} = n0 + ${64 * v} + 4 * x;
+            const uint column${v} = n0 + ${4 * SIDE * v} + 4 * x;
+% if EPILOGUE:
+            sum${i}_${v} *= alpha;
+            if (beta != 0.0f && column${v} < N) {
+                const size_t at = m * add_m + column${v} * add_n;
+                sum${i}_${v}.x += beta * add_1(add, at);
+                if (column${v} + 1 < N) sum${i}_${v}.y += beta * add_1(add, at + add_n);
+                if (column${v} + 2 < N) sum${i}_${v}.z += beta * add_1(add, at + 2 * add_n);
+                if (column${v} + 3 < N) sum${i}_${v}.w += beta * add_1(add, at + 3 * add_n);
+            }
+% endif
             if (column${v} + 4 <= N) {
-                vstore4(sum${i}_${v}, 0, target + column${v});
+                out_store_4(sum${i}_${v}, target, column${v});
             } else {
-                if (column${v} < N) target[column${v}] = sum${i}_${v}.x;
-                if (column${v} + 1 < N) target[column${v} + 1] = sum${i}_${v}.y;
-                if (column${v} + 2 < N) target[column${v} + 2] = sum${i}_${v}.z;
+                if (column${v} < N) out_store_1(sum${i}_${v}.x, target, column${v});
+                if (column${v} + 1 < N) out_store_1(sum${i}_${v}.y, target, column${v} + 1);
+                if (column${v} + 2 < N) out_store_1(sum${i}_${v}.z, target, column${v} + 2);
             }
 % endfor
         }

@@ -73,31 +73,133 @@ def flat_shape(info: DeviceInfo, units: int) -> tuple[tuple[int, ...], int]:
 
 @dataclass(frozen=True)
 class MatmulShape:
-    """How a product runs: tile sizes, launch sizes, and rows of the result per work-item (CPU shape)."""
+    """How a product runs (kernels/matmul.cl): its template constants, its launch sizes, and what an item takes.
+
+    per, columns: rows and columns of the result an item (CPU shape).   k_per: the part of K that a split sums.
+    """
 
     gpu: int
     tile: int
-    tile_m: int
+    side: int
+    width: int
     tile_k: int
-    global_size: tuple[int, int]
-    local_size: tuple[int, int]
+    tile_n: int
+    tile_rows: int
+    held_rows: int
+    global_size: tuple[int, int, int]
+    local_size: tuple[int, int, int]
     per: int
+    columns: int
+    k_per: int
+    splits: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The template's constants."""
+        return {
+            "GPU": self.gpu,
+            "TILE": self.tile,
+            "SIDE": self.side,
+            "WIDTH": self.width,
+            "TILE_K": self.tile_k,
+            "TILE_N": self.tile_n,
+            "TILE_ROWS": self.tile_rows,
+            "HELD_ROWS": self.held_rows,
+        }
 
 
-def matmul_shape(info: DeviceInfo, M: int, N: int) -> MatmulShape:
-    """The shape for a result [M, N]."""
+#: Rows of a register tile of the CPU shape (kernels/_matmul_cpu.cl).
+TILE_M = 6
+#: Depth of the GPU shape's tiles.
+GPU_TILE_K = 16
+#: Splits of K at most, and elements of K that a split has at least.
+MOST_SPLITS, LEAST_SPLIT = 16, 256
+#: (tile, side): cycles of one turn of TILE_K for each group that shares a compute unit, and the least that a turn takes
+#: (the wait for memory). From the H200: eight by eight sums an item reach two thirds of the peak.
+_GPU_TURNS = {(128, 16): (3150, 3150), (64, 8): (800, 1700)}
+
+
+def matmul_shape(
+    info: DeviceInfo, M: int, N: int, K: int = 1, batch: int = 1, *, decodes: bool = False, may_split: bool = False
+) -> MatmulShape:
+    """The shape for `batch` results [M, N] summed over K.
+
+    decodes: the right operand is a counter weight.   may_split: K may be split, which takes a second kernel.
+    """
+    most = max(1, min(MOST_SPLITS, K // LEAST_SPLIT)) if may_split else 1
     if info.type != "cpu" and info.max_work_group_size >= 256:
-        # Large tiles reuse more; small results need more groups than large tiles would give. Both operands' tiles,
-        # 16 deep with a pad of 4, wait in local memory.
-        tiles = ceil_div(M, 128) * ceil_div(N, 128)
-        enough = tiles >= 2 * info.compute_units
-        tile = 128 if enough and info.local_mem_bytes >= 2 * 16 * (128 + 4) * 4 else 64
-        grid = (ceil_div(N, tile) * 16, ceil_div(M, tile) * 16)
-        return MatmulShape(1, tile, 1, 16, grid, (16, 16), 1)
-    panels = ceil_div(N, 16)
-    # Enough items for an even end, each with enough rows to pay for decoding its panel.
-    parts = max(1, min(ceil_div(M, 96), ceil_div(info.compute_units * BLOCKS_PER_UNIT, panels)))
-    per = ceil_div(ceil_div(M, parts), 6) * 6
-    # The panel of 16 float columns must fit beside what a driver keeps of the local memory for itself.
-    tile_k = 256 if info.local_mem_bytes >= 2 * 256 * 16 * 4 else 128
-    return MatmulShape(0, 1, 6, tile_k, (panels, ceil_div(M, per)), (1, 1), per)
+        return _gpu_matmul_shape(info, M, N, K, batch, decodes, most)
+    return _cpu_matmul_shape(info, M, N, K, batch, decodes, most)
+
+
+def _gpu_matmul_shape(info: DeviceInfo, M: int, N: int, K: int, batch: int, decodes: bool, most: int) -> MatmulShape:
+    # Both operands' tiles, with a pad of 4, wait in local memory.
+    fits = info.local_mem_bytes >= 2 * GPU_TILE_K * (128 + 4) * 4
+    if decodes:
+        # Large tiles reuse more; small results need more groups than large tiles would give.
+        enough = ceil_div(M, 128) * ceil_div(N, 128) >= 2 * info.compute_units
+        tile, side, splits = (128, 16, 1) if enough and fits else (64, 16, 1)
+    else:
+        choices = [
+            (tile, side, splits) for tile, side in _GPU_TURNS if tile == 64 or fits for splits in range(1, most + 1)
+        ]
+        tile, side, splits = min(choices, key=lambda choice: _gpu_cost(info, M, N, K, batch, *choice))
+    k_per, splits = _split(K, splits, GPU_TILE_K)
+    grid = (ceil_div(N, tile) * side, ceil_div(M, tile) * side, batch * splits)
+    return MatmulShape(1, tile, side, 0, GPU_TILE_K, 0, 0, 0, grid, (side, side, 1), 1, 1, k_per, splits)
+
+
+def _split(K: int, splits: int, multiple: int) -> tuple[int, int]:
+    """(elements of K that a split takes, how many splits that makes)."""
+    k_per = max(1, ceil_div(ceil_div(K, splits), multiple)) * multiple
+    return k_per, max(1, ceil_div(K, k_per))
+
+
+def _gpu_cost(info: DeviceInfo, M: int, N: int, K: int, batch: int, tile: int, side: int, splits: int) -> float:
+    """Cycles, roughly: the groups of the busiest compute unit, and the kernel that sums the splits."""
+    groups = ceil_div(M, tile) * ceil_div(N, tile) * batch * splits
+    shared, least = _GPU_TURNS[tile, side]
+    turns = ceil_div(ceil_div(K, splits), GPU_TILE_K)
+    cost = float(max(ceil_div(groups, info.compute_units) * shared, least) * turns)
+    if splits > 1:
+        cost += 7000 + (splits + 1) * 4 * batch * M * N / (16 * info.compute_units)
+    return cost
+
+
+def _cpu_matmul_shape(info: DeviceInfo, M: int, N: int, K: int, batch: int, decodes: bool, most: int) -> MatmulShape:
+    # What an item keeps in local memory (panels, tiles, and sums unless it decodes) should fill a good part of a
+    # second-level cache, and leave a driver what it takes of the local memory for itself.
+    large = info.local_mem_bytes >= 250_000
+    if decodes:
+        tile_k, tile_n, tile_rows, held = (256, 128, 48, 0) if large else (128, 16, 12, 0)
+    else:
+        tile_k, tile_n, tile_rows, held = (96, 192, 48, 192) if large else (64, 32, 12, 24)
+    width = 16 if large and info.native_vector_width >= 16 else 8
+    panel = 64 if width == 16 else 16
+    per, columns = min(
+        (
+            (ceil_div(ceil_div(M, parts), TILE_M) * TILE_M, columns)
+            for columns in range(panel, min(tile_n, ceil_div(N, panel) * panel) + 1, panel)
+            for parts in _parts(M, held)
+        ),
+        key=lambda choice: _cpu_cost(info, M, N, batch, decodes, *choice),
+    )
+    items = ceil_div(M, per) * ceil_div(N, columns) * batch
+    few = items < info.compute_units
+    k_per, splits = _split(K, min(most, ceil_div(2 * info.compute_units, items)) if few else 1, 1)
+    grid = (ceil_div(N, columns), ceil_div(M, per), batch * splits)
+    return MatmulShape(0, 0, 0, width, tile_k, tile_n, tile_rows, held, grid, (1, 1, 1), per, columns, k_per, splits)
+
+
+def _parts(M: int, held: int) -> list[int]:
+    """Numbers of blocks of rows worth a look: from the fewest that are allowed, half as many again each."""
+    least = ceil_div(M, held) if held else 1
+    return [min(ceil_div(least * factor, 4), ceil_div(M, TILE_M)) for factor in (4, 5, 6, 8, 12, 16, 24, 32, 64)]
+
+
+def _cpu_cost(info: DeviceInfo, M: int, N: int, batch: int, decodes: bool, per: int, columns: int) -> float:
+    """Sums of the busiest compute unit, and what filling tiles and panels costs beside them (decoding costs more)."""
+    items = ceil_div(M, per) * ceil_div(N, columns) * batch
+    # An item more evens out what runs unevenly.
+    turns = ceil_div(items, info.compute_units) + (1 if items > 4 * info.compute_units else 2)
+    return turns * (per * columns + 6.0 * per + (40.0 if decodes else 6.0) * columns)

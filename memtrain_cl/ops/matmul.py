@@ -39,26 +39,27 @@ def _launch(
     M, N = out.shape
     a, left_kind, first, lda = left
     b, right_kind, ldb = right
-    shape = matmul_shape(device.info, M, N)
-    aligned = rows_aligned(a, lda) and first % 4 == 0 and (right_kind != "dense" or rows_aligned(b, ldb))
+    shape = matmul_shape(device.info, M, N, K, decodes=scale is not None)
+    aligned = rows_aligned(a, lda) and first % 4 == 0 and (scale is not None or rows_aligned(b, ldb))
     kernel = get_kernel(
         device,
         "matmul",
         "matmul",
         LEFT=left_kind,
         RIGHT=right_kind,
+        LEFT_TYPE="float32",
+        RIGHT_TYPE="float32",
+        OUT_TYPE="float32",
         C=C,
         PACKED=int(packed),
-        GPU=shape.gpu,
-        ALIGNED=int(aligned),
-        TILE=shape.tile,
-        TILE_M=shape.tile_m,
-        TILE_K=shape.tile_k,
+        ALIGNED=int(aligned and shape.gpu),
+        EPILOGUE=0,
+        **shape.constants,
     )
-    sizes = (np.uint32(value) for value in (M, N, K, lda, ldb, shape.per))
-    return kernel(
-        shape.global_size, shape.local_size, a, b, scale if scale is not None else a, out, np.uint64(first), *sizes
-    )
+    operands = (a, b, out) if scale is None else (a, b, scale, out)
+    starts = (np.uint64(value) for value in (first, 0, 0, 0, 0, 0))
+    sizes = (np.uint32(value) for value in (M, N, K, lda, ldb, shape.per, shape.columns, shape.k_per, shape.splits))
+    return kernel(shape.global_size, shape.local_size, *operands, *starts, *sizes)
 
 
 def launch_forward(
