@@ -19,7 +19,7 @@ from memtrain_cl.ops import index as launch
 from memtrain_cl.ops.index_mask import coordinates, positions
 from memtrain_cl.ops.index_plan import join_index
 from memtrain_cl.torch_device.aten.copy import contiguous, fresh_copy, require_apart
-from memtrain_cl.torch_device.aten.indexing import InPlace, apart
+from memtrain_cl.torch_device.aten.indexing import InPlace, apart, common_shape
 from memtrain_cl.torch_device.registry import aten, implements
 from memtrain_cl.torch_device.tensor import OpenCLTensor, allocated, wrap
 
@@ -105,7 +105,7 @@ def _place(self: OpenCLTensor, indices: Sequence[Any]) -> _Place | None:
     operand = self.operand
     shape = operand.shape
     try:
-        count = tuple(torch.broadcast_shapes(*[entry.places.shape for entry in entries]))
+        count = common_shape(*[entry.places.shape for entry in entries])
     except RuntimeError as error:
         shapes = ", ".join(str(list(entry.places.shape)) for entry in entries)
         raise IndexError(
@@ -163,7 +163,7 @@ def _index_put(self: OpenCLTensor, indices: Sequence[Any], values: Any, accumula
         while len(source.shape) > len(place.shape) and source.shape[0] == 1:
             source = source.viewed(source.shape[1:], source.strides[1:])
         try:
-            fits = torch.broadcast_shapes(source.shape, place.shape) == place.shape
+            fits = common_shape(source.shape, place.shape) == place.shape
         except RuntimeError:
             fits = False
         if not fits:
@@ -228,7 +228,7 @@ def _masked(self: OpenCLTensor, mask: Any) -> tuple[Operand, Operand]:
     """self, contiguous, and the places where the mask is True, both broadcast."""
     if mask.dtype not in (torch.bool, torch.uint8):
         raise RuntimeError(f"expected BoolTensor or ByteTensor for mask, got {mask.dtype}")
-    shape = tuple(torch.broadcast_shapes(self.shape, mask.shape))
+    shape = common_shape(self.operand.shape, tuple(mask.shape))
     seen = mask if isinstance(mask, OpenCLTensor) else mask.to(self.device)
     return _broadcast(self.operand, shape), positions(contiguous(_broadcast(seen.operand, shape)))
 
@@ -275,5 +275,5 @@ def masked_scatter_(self: OpenCLTensor, mask: Any, source: OpenCLTensor) -> Open
 @implements(aten.masked_scatter.default)
 def masked_scatter(self: OpenCLTensor, mask: Any, source: OpenCLTensor) -> OpenCLTensor:
     """masked_scatter_ on a copy, broadcast with the mask."""
-    shape = tuple(torch.broadcast_shapes(self.shape, mask.shape))
+    shape = common_shape(self.operand.shape, tuple(mask.shape))
     return _masked_scatter(wrap(fresh_copy(_broadcast(self.operand, shape))), mask, source)

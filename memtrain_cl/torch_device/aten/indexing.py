@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from memtrain_cl.operand import Operand
 from memtrain_cl.torch_device.aten.copy import contiguous, copy_operand, fresh_copy, require_apart
 from memtrain_cl.torch_device.aten.factories import fill
@@ -28,6 +30,13 @@ def check(func: Any, *args: Any, **options: Any) -> None:
 def wrapped(dim: int, ndim: int) -> int:
     """A dimension counted from the front; a number counts as a vector of one."""
     return dim + max(ndim, 1) if dim < 0 else dim
+
+
+def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that all broadcast to; RuntimeError, torch's own, where there is none."""
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0]
+    return tuple(torch.broadcast_shapes(*shapes))
 
 
 def as_vector(operand: Operand) -> Operand:
