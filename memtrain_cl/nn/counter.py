@@ -44,8 +44,8 @@ class CompactCounterLinear(LiveBuffers):
     in_features, out_features: sizes.   C: carry radix, 1..43.   lr: step size of the counter in units of the scale.
     lr_scale: step size of the row scales.   init_gain: factor on the initial scale sqrt(3/(2*in)).   tile_rows: rows of
     the weight's gradient alive at once, 0 for all.   local_grad_clip: bound of a row's gradient norm, 0 for none.
-    ops: the module of launchers, `memtrain_cl.ops` (OpenCL, on the current device) by default, or
-    `memtrain_cl.reference` (torch).
+    ops: the module of launchers, `memtrain_cl.ops` (OpenCL) by default, or `memtrain_cl.reference` (torch on the host).
+    The device is that of the tensors, "opencl" or CUDA's, and the current one for tensors on the host.
 
     x may be float32, or float16/bfloat16, which are computed in float32 and returned in their own type.
 
