@@ -1,26 +1,52 @@
-// Elementwise: OUTPUTS = BODY(INPUTS), any number of each, strided and broadcast. One element (on GPUs four, a group's width apart)
-// belongs to one work-item. Launched by memtrain_cl/ops/elementwise.py.
+// Elementwise: OUTPUTS = BODY(INPUTS), any number of each, strided and broadcast. Launched by memtrain_cl/ops/elementwise.py.
 //
 //   INPUTS, OUTPUTS  element types.   CASTS  the C type in which BODY sees each input, x0, x1 ...
 //   SCALARS          the C types of the scalars s0, s1 ...   BODY  statements that set y0, y1 ..., of the C types RESULTS
-//   RANK 0           all operands are contiguous or one element: MODES says "u" (a unit step) or "z" (none) for each, outputs first
+//   RANK 0           one dimension: MODES says "u" (a unit step) or "z" (none) for each operand, outputs first
 //   RANK r           rows: r outer dimensions with run-time strides, and an inner one whose steps MODES gives ("g": at run time)
-//   GPU              one flat range of work-groups, or (columns, rows) for compilers that vectorise the first dimension.
-//
-// Not covered: element counts beyond 2^31 in one launch; the launcher splits those.
+//   GPU              one flat range of work-groups, or (columns, rows) for compilers that vectorise the first dimension
+//   VEC              neighbouring elements of a work-item: 4 where every operand is so aligned and sized, else 1
+//   UNITS            in one dimension: how many times VEC elements a work-item has, a group's width apart.
 #include "_types.cl"
 #include "_math.cl"
 <%
 NAMES = [f"y{k}" for k in range(len(OUTPUTS))] + [f"x{k}" for k in range(len(INPUTS))]
 TYPES = [*OUTPUTS, *INPUTS]
-def place(k, index):
-    mode = MODES[k]
-    step = {"u": index, "z": "0", "g": f"(long){index} * {NAMES[k]}_step"}[mode]
+LANES = "xyzw"
+
+def place(k):
+    step = {"u": "i", "z": "0", "g": f"(long)i * {NAMES[k]}_step"}[MODES[k]]
     return step if RANK == 0 else f"({NAMES[k]}_row + {step})"
+
+def const(k):
+    return "" if k < len(OUTPUTS) else "const "
 %>
+<%def name="lane(e)">
+    {
+% for k, t in enumerate(INPUTS):
+<%  position = len(OUTPUTS) + k %>
+% if VEC == 1 or MODES[position] == "z":
+        const ${CASTS[k]} x${k} = (${CASTS[k]})${load(t, f"x{k}_base", place(position))};
+% else:
+        const ${CASTS[k]} x${k} = (${CASTS[k]})x${k}_lanes.${LANES[e]};
+% endif
+% endfor
+% for k, c in enumerate(RESULTS):
+        ${c} y${k};
+% endfor
+        ${BODY}
+% for k, t in enumerate(OUTPUTS):
+% if VEC == 1:
+        ${store(t, f"y{k}_base", place(k), f"({compute(t)})y{k}")};
+% else:
+        y${k}_lanes.${LANES[e]} = (${compute(t)})y${k};
+% endif
+% endfor
+    }
+</%def>
 inline void element(
 % for k, (name, t) in enumerate(zip(NAMES, TYPES)):
-    ${"" if k < len(OUTPUTS) else "const "}__global ${stored(t)} *${name}_base,
+    ${const(k)}__global ${stored(t)} *${name}_base,
 % if RANK and MODES[k] == "g":
     const long ${name}_step,
 % endif
@@ -32,21 +58,29 @@ inline void element(
     const ${c} s${k},
 % endfor
     const uint i) {
+% if VEC == 4:
 % for k, t in enumerate(INPUTS):
-    const ${CASTS[k]} x${k} = (${CASTS[k]})${load(t, f"x{k}_base", place(len(OUTPUTS) + k, "i"))};
+% if MODES[len(OUTPUTS) + k] == "u":
+    const ${compute(t)}4 x${k}_lanes = ${load_4(t, f"x{k}_base", place(len(OUTPUTS) + k))};
+% endif
 % endfor
-% for k, c in enumerate(RESULTS):
-    ${c} y${k};
-% endfor
-    ${BODY}
 % for k, t in enumerate(OUTPUTS):
-    ${store(t, f"y{k}_base", place(k, "i"), f"({compute(t)})y{k}")};
+    ${compute(t)}4 y${k}_lanes;
 % endfor
+% endif
+% for e in range(VEC):
+${lane(e)}
+% endfor
+% if VEC == 4:
+% for k, t in enumerate(OUTPUTS):
+    ${store_4(t, f"y{k}_base", place(k), f"y{k}_lanes")};
+% endfor
+% endif
 }
 
 __kernel void elementwise(
 % for k, (name, t) in enumerate(zip(NAMES, TYPES)):
-    ${"" if k < len(OUTPUTS) else "const "}__global ${stored(t)} *${name}_data, const ulong ${name}_first,
+    ${const(k)}__global ${stored(t)} *${name}_data, const ulong ${name}_first,
 % endfor
 % for k, c in enumerate(SCALARS):
     const ${c} s${k},
@@ -63,25 +97,25 @@ __kernel void elementwise(
 % endif
 % endfor
     const uint n, const uint rows, const uint tiles, const uint shift) {
-% for name in NAMES:
-    ${f"const __global {stored(dict(zip(NAMES, TYPES))[name])}" if name[0] == "x" else f"__global {stored(dict(zip(NAMES, TYPES))[name])}"} *${name}_base = ${name}_data + ${name}_first;
+% for k, (name, t) in enumerate(zip(NAMES, TYPES)):
+    ${const(k)}__global ${stored(t)} *${name}_base = ${name}_data + ${name}_first;
 % endfor
 % if RANK == 0:
-    const uint first = get_group_id(0) * (${PER} * (uint)get_local_size(0)) + (uint)get_local_id(0);
+    const uint unit = get_group_id(0) * (${UNITS} * (uint)get_local_size(0)) + (uint)get_local_id(0);
     #pragma unroll
-    for (uint e = 0; e < ${PER}; e++) {
-        const uint i = first + e * (uint)get_local_size(0);
+    for (uint e = 0; e < ${UNITS}; e++) {
+        const uint i = ${VEC} * (unit + e * (uint)get_local_size(0));
         if (i < n) element(${", ".join([f"{name}_base" for name in NAMES] + [f"s{k}" for k in range(len(SCALARS))])}, i);
     }
 % else:
 % if GPU:
-    // A group covers 2^shift columns and as many rows as it has items left for.
+    // A group covers 2^shift units of VEC columns and as many rows as it has items left for.
     const uint block = get_group_id(0) / tiles;
     const uint tile = get_group_id(0) - block * tiles;
-    const uint i = (tile << shift) + ((uint)get_local_id(0) & ((1u << shift) - 1));
+    const uint i = ${VEC} * ((tile << shift) + ((uint)get_local_id(0) & ((1u << shift) - 1)));
     const uint row = block * ((uint)get_local_size(0) >> shift) + ((uint)get_local_id(0) >> shift);
 % else:
-    const uint i = get_global_id(0);
+    const uint i = ${VEC} * get_global_id(0);
     const uint row = get_global_id(1);
 % endif
     if (i >= n || row >= rows) return;

@@ -91,13 +91,21 @@ class _Prepared:
     scalar_types: tuple[Any, ...]
 
 
-_Geometry = tuple[str, tuple[int, ...], tuple[int, ...]]
+_Geometry = tuple[str, tuple[int, ...], tuple[int, ...], bool]
+
+
+def _in_fours(walk: Walk, geometry: tuple[_Geometry, ...]) -> bool:
+    """Whether four neighbours can be read at once: every row begins on a multiple of four elements and holds fours."""
+    return walk.inner % 4 == 0 and all(
+        step == 0 or (aligned and all(stride % 4 == 0 for stride in strides))
+        for (_, _, _, aligned), step, strides in zip(geometry, walk.steps, walk.strides, strict=True)
+    )
 
 
 @functools.lru_cache(maxsize=16384)
 def _prepare(device: Device, formula: Formula, outputs: int, geometry: tuple[_Geometry, ...]) -> _Prepared:
     shape = geometry[0][1]
-    walk = plan_walk(shape, [broadcast_strides(shape, own, strides) for _, own, strides in geometry])
+    walk = plan_walk(shape, [broadcast_strides(shape, own, strides) for _, own, strides, _ in geometry])
     gpu = groups_share_rows(device.info)
     rank = next((rank for rank in RANKS if rank >= len(walk.outer)), None)
     if rank is None:
@@ -107,13 +115,15 @@ def _prepare(device: Device, formula: Formula, outputs: int, geometry: tuple[_Ge
     if general and rank == 0:
         rank = 1
     modes = "g" * len(geometry) if general else "".join("uz"[step == 0] for step in walk.steps)
-    per = 4 if gpu and rank == 0 else 1
+    vector = 4 if gpu and not general and _in_fours(walk, geometry) else 1
+    units = (2 if vector == 4 else 4) if gpu and rank == 0 else 1
+    per = vector * units
     kernel = get_kernel(
         device,
         "elementwise",
         "elementwise",
-        INPUTS=tuple(element for element, _, _ in geometry[outputs:]),
-        OUTPUTS=tuple(element for element, _, _ in geometry[:outputs]),
+        INPUTS=tuple(element for element, *_ in geometry[outputs:]),
+        OUTPUTS=tuple(element for element, *_ in geometry[:outputs]),
         CASTS=formula.casts,
         RESULTS=formula.results,
         SCALARS=formula.scalars,
@@ -121,7 +131,8 @@ def _prepare(device: Device, formula: Formula, outputs: int, geometry: tuple[_Ge
         RANK=rank,
         MODES=modes,
         GPU=int(gpu),
-        PER=per,
+        VEC=vector,
+        UNITS=units,
     )
     group = min(GROUP, 1 << (device.info.max_work_group_size.bit_length() - 1))
     scalar_types = tuple(_SCALAR_TYPES[c] for c in formula.scalars)
@@ -144,8 +155,9 @@ def _prepare(device: Device, formula: Formula, outputs: int, geometry: tuple[_Ge
         middle += [np.int64(stride) for stride in (0,) * (rank - len(strides)) + strides]
         if general:
             middle.append(np.int64(step))
-    width = min(group, power_of_two_at_least(walk.inner))
-    tiles = ceil_div(walk.inner, width)
+    columns = ceil_div(walk.inner, vector)
+    width = min(group, power_of_two_at_least(columns))
+    tiles = ceil_div(columns, width)
     tail = (np.uint32(walk.inner), np.uint32(rows), np.uint32(tiles), np.uint32(width.bit_length() - 1))
     if gpu:
         global_size: tuple[int, ...] = (tiles * ceil_div(rows, group // width) * group,)
@@ -164,7 +176,7 @@ def launch(formula: Formula, outputs: Sequence[Operand], inputs: Sequence[Operan
     if first.size == 0:
         return
     operands = (*outputs, *inputs)
-    geometry = tuple([(o.element, o.shape, o.strides) for o in operands])
+    geometry = tuple([(o.element, o.shape, o.strides, o.offset % 4 == 0 and o.array.alignment >= 32) for o in operands])
     prepared = _prepare(first.array.device, formula, len(outputs), geometry)
     values = [kind(value) for kind, value in zip(prepared.scalar_types, scalars, strict=True)] if scalars else ()
     for global_size, shifts, tail in prepared.launches:
