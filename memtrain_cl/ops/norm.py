@@ -1,0 +1,194 @@
+"""Launchers of kernels/norm.cl: layer norm and root-mean-square norm over the rows of [rows, n], and their backwards.
+
+x, y and their gradients are of one element, float32, float16 or bfloat16; weight and bias of one element, which may be
+another; mean and rstd float32 [rows]. Everything is contiguous and computed in float32. Gradients of weight and bias
+are summed in a fixed order, without atomics.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memtrain_cl.device import Device
+from memtrain_cl.operand import Operand, empty_operand
+from memtrain_cl.ops.rows import FLOATING, RowShape, aligned_rows, require_rows, row_shape
+from memtrain_cl.program import Kernel, get_kernel
+from memtrain_cl.tuning import ceil_div
+
+
+@dataclass(frozen=True)
+class _Plan:
+    kernel: Kernel
+    shape: RowShape
+    sizes: tuple[np.uint32, np.uint32, np.uint32]
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    device: Device, name: str, rms: bool, elements: tuple[str, str, str], rows: int, n: int, aligned: bool, parts: bool
+) -> _Plan:
+    X, W, B = elements
+    shape = row_shape(device, rows, n, aligned=aligned, accumulating=parts)
+    constants = {**shape.constants, "RMS": int(rms), "X": X, "W": W, "B": B, "PARTS": int(parts)}
+    return _Plan(
+        get_kernel(device, "norm", name, **constants),
+        shape,
+        (np.uint32(n), np.uint32(rows), np.uint32(shape.per)),
+    )
+
+
+def _offset(operand: Operand | None) -> np.uint64:
+    return np.uint64(operand.offset if operand is not None else 0)
+
+
+def _require(
+    x: Operand, same: dict[str, Operand], statistics: dict[str, Operand | None], columns: dict[str, Operand | None]
+) -> tuple[int, int]:
+    """(rows, n) of x; TypeError or ValueError where another operand does not fit it."""
+    require_rows("x", x, x.shape, FLOATING)
+    rows, n = x.shape
+    for name, operand in same.items():
+        require_rows(name, operand, (rows, n), (x.element,))
+    for name, statistic in statistics.items():
+        if statistic is not None:
+            require_rows(name, statistic, (rows,), ("float32",))
+    found = [(name, column) for name, column in columns.items() if column is not None]
+    for name, column in found:
+        require_rows(name, column, (n,), (found[0][1].element,) if found[0][1].element in FLOATING else FLOATING)
+    return rows, n
+
+
+def norm(
+    x: Operand,
+    weight: Operand | None,
+    bias: Operand | None,
+    y: Operand,
+    mean: Operand | None,
+    rstd: Operand,
+    *,
+    eps: float,
+) -> Any:
+    """y = (x - mean)*rstd*weight + bias with the mean and rstd = 1/sqrt(variance + eps) of each row of x [rows, n].
+
+    mean None: the root-mean-square norm, rstd = 1/sqrt(mean of squares + eps). weight, bias [n] or None. The launch's
+    event, None where x is empty.
+    """
+    rows, n = _require(x, {"y": y}, {"mean": mean, "rstd": rstd}, {"weight": weight, "bias": bias})
+    if x.size == 0:
+        return None
+    columns = [operand for operand in (weight, bias) if operand is not None]
+    aligned = aligned_rows(n, x, y, *columns)
+    elements = (x.element, weight.element if weight else "", bias.element if bias else "")
+    plan = _plan(x.device, "norm_forward", mean is None, elements, rows, n, aligned, False)
+    return plan.kernel(
+        plan.shape.global_size,
+        plan.shape.local_size,
+        x,
+        np.uint64(x.offset),
+        weight or x,
+        _offset(weight),
+        bias or x,
+        _offset(bias),
+        y,
+        np.uint64(y.offset),
+        mean or rstd,
+        _offset(mean),
+        rstd,
+        np.uint64(rstd.offset),
+        *plan.sizes,
+        np.float32(eps),
+    )
+
+
+def norm_backward(
+    grad_y: Operand,
+    x: Operand,
+    mean: Operand | None,
+    rstd: Operand,
+    weight: Operand | None,
+    grad_x: Operand,
+    grad_weight: Operand | None,
+    grad_bias: Operand | None,
+) -> Any:
+    """Gradients of `norm` by x, weight and bias; the last launch's event, None where x is empty.
+
+        grad_x = rstd*(gw - mean(gw) - xhat*mean(gw*xhat)),   gw = grad_y*weight,   xhat = (x - mean)*rstd
+        grad_weight = sum over rows of grad_y*xhat,   grad_bias = sum over rows of grad_y
+
+    mean None: the root-mean-square norm, without mean(gw) and without a bias. grad_weight, grad_bias: None where not
+    wanted; of weight's element.
+    """
+    columns = {"weight": weight, "grad_weight": grad_weight, "grad_bias": grad_bias}
+    rows, n = _require(x, {"grad_y": grad_y, "grad_x": grad_x}, {"mean": mean, "rstd": rstd}, columns)
+    if mean is None and grad_bias is not None:
+        raise ValueError("expected no gradient of a bias from the root-mean-square norm, which has none")
+    if x.size == 0:
+        return None
+    wanted = grad_weight or grad_bias
+    aligned = aligned_rows(n, x, grad_y, grad_x, *((weight,) if weight else ()))
+    elements = (x.element, weight.element if weight else "", "")
+    plan = _plan(x.device, "norm_backward", mean is None, elements, rows, n, aligned, wanted is not None)
+    lines = 1 if mean is None else 2
+    parts = empty_operand(x.device, (plan.shape.parts, lines, n), "float32") if wanted else rstd
+    event = plan.kernel(
+        plan.shape.global_size,
+        plan.shape.local_size,
+        grad_y,
+        np.uint64(grad_y.offset),
+        x,
+        np.uint64(x.offset),
+        mean or rstd,
+        _offset(mean),
+        rstd,
+        np.uint64(rstd.offset),
+        weight or x,
+        _offset(weight),
+        grad_x,
+        np.uint64(grad_x.offset),
+        parts,
+        *plan.sizes,
+    )
+    return column_sums(parts, grad_weight, grad_bias) if wanted else event
+
+
+def column_sums(parts: Operand, first: Operand | None, second: Operand | None) -> Any:
+    """first [n] = sum over i of parts[i, 0], second [n] = that of parts[i, 1], parts float32 [count, 1 or 2, n].
+
+    In a fixed order. None: not wanted. first and second are of one floating element, contiguous. The launch's event.
+    """
+    wanted = first or second
+    if wanted is None:
+        return None
+    count, lines, n = parts.shape
+    require_rows("parts", parts, parts.shape, ("float32",))
+    for name, target in (("first", first), ("second", second)):
+        if target is not None:
+            require_rows(name, target, (n,), (wanted.element,))
+    columns = 2 * n if second is not None else n
+    kernel, gpu = _sums_kernel(parts.device, wanted.element)
+    begins = first or empty_operand(parts.device, (n,), wanted.element)
+    return kernel(
+        (ceil_div(columns, 16) * 16, 16) if gpu else (ceil_div(columns, 8),),
+        (16, 16) if gpu else (1,),
+        parts,
+        np.uint64(parts.offset),
+        begins,
+        np.uint64(begins.offset),
+        second or begins,
+        _offset(second),
+        np.uint32(n),
+        np.uint64(lines * n),
+        np.uint64(columns),
+        np.uint32(count),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _sums_kernel(device: Device, element: str) -> tuple[Kernel, bool]:
+    shape = row_shape(device, 1, 1, aligned=False)
+    kernel = get_kernel(device, "column_sums", "column_sums", **shape.constants, TARGET=element)
+    return kernel, bool(shape.constants["GPU"])
