@@ -203,3 +203,42 @@ def _cpu_cost(info: DeviceInfo, M: int, N: int, batch: int, decodes: bool, per: 
     # An item more evens out what runs unevenly.
     turns = ceil_div(items, info.compute_units) + (1 if items > 4 * info.compute_units else 2)
     return turns * (per * columns + 6.0 * per + (40.0 if decodes else 6.0) * columns)
+
+
+@dataclass(frozen=True)
+class MatvecShape:
+    """How kernels/matvec.cl runs. lanes: items a row (GPU shape).   per: rows or columns an item (CPU shape)."""
+
+    gpu: int
+    lanes: int
+    global_size: tuple[int, int, int]
+    local_size: tuple[int, int, int]
+    per: int
+    k_per: int
+    splits: int
+
+
+#: Splits of K at most, which one item sums; columns whose sums a CPU item keeps in local memory.
+MOST_PARTS, HELD_COLUMNS = 64, 1024
+
+
+def matvec_shape(info: DeviceInfo, rows: bool, M: int, K: int, batch: int) -> MatvecShape:
+    """The shape for `batch` products of a matrix [M, K] with a vector; rows: K is the matrix's unit stride."""
+    if info.type != "cpu" and info.max_work_group_size >= 256:
+        # Enough groups to keep memory busy, and enough elements for each.
+        lanes = min(256, max(8, power_of_two_at_least(ceil_div(K, 16)))) if rows else 8
+        groups = ceil_div(M, 256 // lanes)
+        wanted, least = 4 * info.compute_units, 2048 if rows else 64
+        k_per, splits = _split(K, max(1, min(MOST_PARTS, ceil_div(wanted, groups * batch), K // least)), 1)
+        local = (256, 1, 1) if rows else (32, 8, 1)
+        return MatvecShape(1, lanes, (groups * local[0], local[1], batch * splits), local, 1, k_per, splits)
+    wanted = 4 * info.compute_units
+    if rows:
+        blocks = min(M, ceil_div(wanted, batch))
+        per, least = ceil_div(M, blocks), 1 << 14
+    else:
+        per, least = min(HELD_COLUMNS, max(256, ceil_div(M, wanted))), 256
+    items = ceil_div(M, per)
+    splits = max(1, min(MOST_PARTS, ceil_div(wanted, items * batch), K // least))
+    k_per, splits = _split(K, splits, 4)
+    return MatvecShape(0, 1, (items, 1, batch * splits), (1, 1, 1), per, k_per, splits)

@@ -1,11 +1,14 @@
-"""Launchers of kernels/matmul.cl: products that decode a counter weight on its way in, and a layer's whole backward.
+"""Launchers of kernels/matmul.cl: products that decode a counter weight on its way in, a layer's whole backward, and
+dense products of strided operands.
 
-Signatures and formulas are those of `memtrain_cl.reference.matmul`; float32 sums differ in their order, so results are
-compared with a tolerance.
+Signatures and formulas of the counter products are those of `memtrain_cl.reference.matmul`; float32 sums differ in
+their order, so results are compared with a tolerance. The order follows from the shapes and the device: equal calls,
+equal bytes.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,12 @@ import torch
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
+from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.formats import CounterRule, check_c
+from memtrain_cl.operand import Operand, empty_operand
 from memtrain_cl.ops.counter import launch_update, require_update, rows_aligned
 from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
+from memtrain_cl.ops.matvec import NOTHING, Epilogue, Plan, matvec, sum_parts
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import matmul_shape
 
@@ -195,3 +201,137 @@ def counter_backward_(
                     device, codes, scales, moments, tile, counts, rule, seed=seed, row_offset=row, index_base=row * n
                 )
     return grad_x
+
+
+#: Items of the third dimension that every driver launches at once, and row lengths that kernels count in 32 bits.
+_BATCH_LIMIT, _LENGTH_LIMIT = 65535, 1 << 32
+
+
+def matrix_layout(rows: int, columns: int, row_step: int, column_step: int) -> tuple[bool, int] | None:
+    """(whether rows lie without gaps, else columns do; the other stride), None where neither does."""
+    if column_step == 1 or columns == 1:
+        lead, along_rows = (row_step if rows > 1 else max(columns, 1)), True
+    elif row_step == 1 or rows == 1:
+        lead, along_rows = column_step, False
+    else:
+        return None
+    return (along_rows, lead) if lead < _LENGTH_LIMIT else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    device: Device,
+    sizes: tuple[int, int, int, int],
+    left: tuple[bool, int],
+    right: tuple[bool, int],
+    types: tuple[str, str, str],
+    between: tuple[int, int],
+    aligned: bool,
+    epilogue: bool,
+) -> Plan:
+    batch, M, N, K = sizes
+    shape = matmul_shape(device.info, M, N, K, batch, may_split=batch <= 1024)
+    split = shape.splits > 1
+    kernel = get_kernel(
+        device,
+        "matmul",
+        "matmul",
+        LEFT="rows" if left[0] else "columns",
+        RIGHT="dense" if right[0] else "dense_t",
+        LEFT_TYPE=types[0],
+        RIGHT_TYPE=types[1],
+        OUT_TYPE="float32" if split else types[2],
+        C=1,
+        PACKED=1,
+        ALIGNED=int(aligned and shape.gpu),
+        EPILOGUE=int(epilogue and not split),
+        **shape.constants,
+    )
+    counts = (M, N, K, left[1], right[1], shape.per, shape.columns, shape.k_per, shape.splits)
+    arguments = (*map(np.uint64, (*between, M * N)), *map(np.uint32, counts))
+    return Plan(kernel, shape.global_size, shape.local_size, arguments, shape.splits)
+
+
+def _whole_fours(operand: Operand, lead: int, step: int) -> bool:
+    """Whether every row begins on four whole elements, as wide loads want it."""
+    bytes_of_four = 4 * ELEMENTS[operand.element].itemsize
+    return operand.array.alignment >= bytes_of_four and operand.offset % 4 == lead % 4 == step % 4 == 0
+
+
+def matmul(
+    a: Operand, b: Operand, out: Operand, *, add: Operand | None = None, alpha: float = 1.0, beta: float = 1.0
+) -> None:
+    """out = alpha * (a @ b) + beta * add, with float32 sums rounded once.
+
+    a [..., M, K], b [..., K, N], out [..., M, N]; at most one batch dimension, of equal size in all three (stride 0 to
+    repeat an item). float32, float16 or bfloat16 each. a and b have a unit stride in one of their last two dimensions;
+    out is contiguous and shares no memory with the others. add broadcasts to out's shape, has out's type and any
+    strides; it is not read where beta is 0. K = 0 gives beta * add. ValueError for shapes and strides that are not so.
+    """
+    if not (
+        a.shape[:-2] == b.shape[:-2] == out.shape[:-2]
+        and len(out.shape) in (2, 3)
+        and a.shape[-1] == b.shape[-2]
+        and (a.shape[-2], b.shape[-1]) == out.shape[-2:]
+    ):
+        raise ValueError(f"expected [.., M, K] @ [.., K, N] -> [.., M, N], got {a.shape} @ {b.shape} -> {out.shape}")
+    M, K = a.shape[-2:]
+    N = b.shape[-1]
+    batch = out.shape[0] if len(out.shape) == 3 else 1
+    left = matrix_layout(M, K, *a.strides[-2:])
+    right = matrix_layout(K, N, *b.strides[-2:])
+    if left is None or right is None or not out.contiguous:
+        raise ValueError(f"expected a unit stride in a and b, and a contiguous out, got {a} @ {b} -> {out}")
+    if out.size == 0:
+        return
+    if batch > _BATCH_LIMIT:
+        for first in range(0, batch, _BATCH_LIMIT):
+            pieces = [_items(x, first, min(_BATCH_LIMIT, batch - first)) for x in (a, b, out)]
+            some = None if add is None else _items(add, first, min(_BATCH_LIMIT, batch - first))
+            matmul(*pieces, add=some, alpha=alpha, beta=beta)
+        return
+    epilogue = NOTHING if add is None and alpha == 1.0 else _epilogue(add, out.shape, alpha, beta)
+    a_z, b_z = (a.strides[0], b.strides[0]) if len(out.shape) == 3 else (0, 0)
+    device = out.array.device
+    if min(M, N) == 1 and K:
+        vector_of_columns = N == 1
+        x_step = b.strides[-2] if vector_of_columns else a.strides[-1]
+        if x_step == 1 or K == 1:
+            if vector_of_columns:
+                (rows, lead), count, matrix, x, steps = left, M, a, b, (a_z, b_z)
+            else:
+                # The rows of b's transpose are what the vector meets.
+                (rows, lead), count, matrix, x, steps = (not right[0], right[1]), N, b, a, (b_z, a_z)
+                epilogue = Epilogue(epilogue.add, (epilogue.strides[0], epilogue.strides[2], 0), alpha, beta)
+            matvec(matrix, x, out, (batch, count, K), (lead, *steps), rows=rows, epilogue=epilogue)
+            return
+    aligned = _whole_fours(a, left[1], a_z) and _whole_fours(b, right[1], b_z)
+    types = (a.element, b.element, out.element)
+    plan = _plan(device, (batch, M, N, K), left, right, types, (a_z, b_z), aligned, epilogue.needed)
+    split = plan.parts > 1
+    target = empty_operand(device, (batch * plan.parts, M, N), "float32") if split else out
+    extra = () if split else epilogue.arguments(out)
+    starts = (np.uint64(a.offset), np.uint64(b.offset), np.uint64(target.offset))
+    plan.kernel(plan.global_size, plan.local_size, a, b, target, *extra, *starts, *plan.arguments)
+    if split:
+        sum_parts(target, out, batch, M, N, plan.parts, epilogue)
+
+
+def _epilogue(add: Operand | None, shape: tuple[int, ...], alpha: float, beta: float) -> Epilogue:
+    if add is None or beta == 0.0:
+        return Epilogue(None, (0, 0, 0), alpha, 0.0)
+    missing = 3 - len(add.shape)
+    sizes = (1,) * (3 - len(shape)) + shape
+    strides = [0] * missing + [0 if size == 1 else step for size, step in zip(add.shape, add.strides, strict=True)]
+    wanted = zip((1,) * missing + add.shape, sizes, strict=True)
+    if missing < 0 or any(size not in (1, want) for size, want in wanted):
+        raise ValueError(f"expected add to broadcast to {shape}, got {add.shape}")
+    return Epilogue(add, (strides[0], strides[1], strides[2]), alpha, beta)
+
+
+def _items(operand: Operand, first: int, count: int) -> Operand:
+    """`count` batch items from the first on; the operand itself where it repeats for all."""
+    if len(operand.shape) < 3 or operand.shape[0] == 1:
+        return operand
+    offset = operand.offset + first * operand.strides[0]
+    return operand.viewed((count, *operand.shape[1:]), operand.strides, offset)
