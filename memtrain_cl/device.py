@@ -189,7 +189,7 @@ def _hardware_key(info: DeviceInfo, handle: Any) -> tuple[Any, ...]:
 
 def platforms() -> list[tuple[str, str, int]]:
     """(name, version, number of devices) of every OpenCL platform, also of those without a device."""
-    count = collections.Counter(handle.platform.int_ptr for _, handle in _inventory())
+    count = collections.Counter(handle.platform.int_ptr for _, handle in inventory())
     return [
         (platform.name.strip(), platform.version.strip(), count[platform.int_ptr]) for platform in _platform_handles()
     ]
@@ -259,13 +259,14 @@ def put_first(selector: str | int) -> DeviceInfo:
         if info.index:
             if _opened:
                 raise RuntimeError("expected to put a device first before any is opened")
-            listed = _inventory()
+            listed = inventory()
             chosen = listed[info.index]
             _listed = _numbered([chosen, *(pair for pair in listed if pair is not chosen)])
         return devices()[0]
 
 
-def _inventory() -> list[tuple[DeviceInfo, Any]]:
+def inventory() -> list[tuple[DeviceInfo, Any]]:
+    """Every device with pyopencl's object of it, in the order of `devices`."""
     global _listed, _listed_by
     with _lock:
         if _listed is None:
@@ -286,7 +287,7 @@ def devices() -> list[DeviceInfo]:
 
     Where ``MEMTRAIN_CL_DEVICE`` is a part of a name, the device that it chooses is the first, and so "opencl:0" of torch.
     """
-    return [info for info, _ in _inventory()]
+    return [info for info, _ in inventory()]
 
 
 def score(info: DeviceInfo) -> int:
@@ -336,7 +337,7 @@ def _from_pyopencl_ctx(value: str) -> DeviceInfo:
         wanted = [cl.get_platforms()[int(platform_text)]]
     else:
         wanted = [p for p in cl.get_platforms() if platform_text.lower() in p.name.lower() and platform_text]
-    inside = [info for info, handle in _inventory() if handle.platform in wanted]
+    inside = [info for info, handle in inventory() if handle.platform in wanted]
     if device_text.isdigit():
         inside = inside[int(device_text) : int(device_text) + 1]
     elif device_text:
@@ -385,7 +386,7 @@ def get_device(selector: str | int | Device | None = None) -> Device:
         raise TypeError(f"expected a device selector as int, str, Device or None, got {type(selector).__name__}")
     with _lock:
         if info.index not in _opened:
-            _opened[info.index] = Device(info, _inventory()[info.index][1])
+            _opened[info.index] = Device(info, inventory()[info.index][1])
         if info.index not in _announced:
             _announced.add(info.index)
             logger.info("using OpenCL device %d: %s", info.index, info.label)

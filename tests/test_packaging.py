@@ -25,6 +25,7 @@ PACKAGE = ROOT / "memtrain_cl"
 
 #: A room imports rooms of its own level or below. `reference` stands beside this order: see REFERENCE_IMPORTS.
 LEVELS = {
+    "elements": 0,
     "errors": 0,
     "formats": 0,
     "_resources": 0,
@@ -32,13 +33,20 @@ LEVELS = {
     "array": 1,
     "device": 1,
     "dlpack": 1,
+    "memory": 1,
+    "operand": 1,
     "bridge": 2,
+    "faults": 2,
+    "homes": 2,
     "probe": 2,
     "program": 2,
+    "sharing": 2,
     "staging": 2,
     "tuning": 2,
     "ops": 3,
     "cases": 3,
+    "torch_device": 4,
+    "_autoload": 4,
     "verify": 4,
     "nn": 4,
     "optim": 4,

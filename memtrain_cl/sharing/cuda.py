@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memtrain_cl.device import Device, _inventory, get_device
+from memtrain_cl.device import Device, inventory, get_device
 from memtrain_cl.errors import OutOfMemory, UnsupportedDevice
 from memtrain_cl.sharing import external
 from memtrain_cl.sharing.pool import Pool
@@ -65,7 +65,7 @@ def _search(ordinal: int) -> int | str:
         return str(error)
     uuid = bytes(call(cu.cuDeviceGetUuid, call(cu.cuDeviceGet, ordinal)).bytes)
     pci = _pci_of_cuda(ordinal)
-    for info, handle in _inventory():
+    for info, handle in inventory():
         if info.type == "gpu" and _same(handle, uuid, pci):
             if external.EXTENSION in handle.extensions.split():
                 return info.index

@@ -40,7 +40,7 @@ def register() -> None:
     others = torch.library.Library("_", "IMPL")
     others.fallback(_without_tensors, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
-    for overload in ("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step"):
+    for overload in ("empty.memory_format", "empty_strided", "_copy_from", "arange", "arange.start", "arange.start_step"):
         aten.impl(overload, _Factory(overload), "PrivateUse1")
     # torch would write these out as smaller operations before a kernel sees them.
     aten.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")

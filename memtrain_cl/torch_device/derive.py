@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten
 
 from memtrain_cl.torch_device.aten.copy import copy_operand, require_apart, resized_out
 from memtrain_cl.torch_device.fallback import host_fallback, run_on_host
-from memtrain_cl.torch_device.registry import KINDS, Handler, aten, has_kernel
+from memtrain_cl.torch_device.registry import KINDS, Handler, aten, has_kernel, is_composite
 from memtrain_cl.torch_device.tensor import OpenCLTensor
 
 
@@ -112,7 +112,7 @@ def _decomposed(func: Any) -> Handler | None:
 
 def _composite(func: Any) -> Handler | None:
     """Composite operations that reach the device whole, as they do in inference mode."""
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+    if not is_composite(func):
         return None
 
     def decompose(*args: Any, **kwargs: Any) -> Any:

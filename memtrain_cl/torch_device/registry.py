@@ -56,3 +56,8 @@ def has_kernel(func: Any) -> bool:
     """Whether `func` runs on the device: entered by hand, or derived from what was."""
     resolve(func)
     return bool(getattr(RESOLVED[func], "on_device", func in TABLE))
+
+
+def is_composite(func: Any) -> bool:
+    """Whether torch writes `func` out as other operations: it is then a view or a copy by its arguments, as reshape is."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))

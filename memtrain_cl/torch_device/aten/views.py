@@ -9,7 +9,7 @@ import torch
 from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.operand import Operand
 from memtrain_cl.torch_device.geometry import meta_of
-from memtrain_cl.torch_device.registry import KINDS, Handler, aten, implements
+from memtrain_cl.torch_device.registry import KINDS, Handler, aten, implements, is_composite
 from memtrain_cl.torch_device.tensor import OpenCLTensor, adopt, element_of, wrap
 
 #: Operations that promise no alias, and whose result may be one all the same.
@@ -26,6 +26,7 @@ def _geometry(func: Any, operand: Operand, args: tuple[Any, ...], kwargs: dict[s
     if found is None:
         result = func(meta_of(operand), *args, **kwargs)
         if isinstance(result, torch.Tensor):
+            element_of(result.dtype)  # complex views are none of the device's
             found = (tuple(result.shape), result.stride(), result.storage_offset())
         else:
             found = [(tuple(r.shape), r.stride(), r.storage_offset()) for r in result]
@@ -47,15 +48,23 @@ def view_operands(func: Any, tensor: OpenCLTensor, args: tuple[Any, ...], kwargs
     return [_seen(operand, one) for one in geometry] if isinstance(geometry, list) else _seen(operand, geometry)
 
 
+def view_of(tensor: OpenCLTensor, operand: Operand) -> OpenCLTensor:
+    """The tensor of an operand that is a view of `tensor`; in inference mode too torch counts changes of an ordinary one."""
+    if torch.is_inference_mode_enabled() and not tensor.is_inference():
+        with torch.inference_mode(False):
+            return wrap(operand)
+    return wrap(operand)
+
+
 def _kind(func: Any) -> Handler | None:
     if torch.Tag.inplace_view in func.tags and func._schema.name.endswith("_") and func in _SEEN_AS:
         return _in_place(func)
-    if not func.is_view and func not in _UNPROMISED:
+    if func not in _UNPROMISED and (not func.is_view or is_composite(func)):
         return None
 
     def view(self: OpenCLTensor, *args: Any, **kwargs: Any) -> Any:
         seen = view_operands(func, self, args, kwargs)
-        return [wrap(one) for one in seen] if isinstance(seen, list) else wrap(seen)
+        return [view_of(self, one) for one in seen] if isinstance(seen, list) else view_of(self, seen)
 
     view.on_device = True  # type: ignore[attr-defined]
     return view
@@ -104,7 +113,7 @@ def _within(operand: Operand, shape: tuple[int, ...], strides: tuple[int, ...], 
 def as_strided(self: OpenCLTensor, size: Any, stride: Any, storage_offset: int | None = None) -> OpenCLTensor:
     """Any geometry within the tensor's bytes; the offset counts from their begin."""
     offset = self.operand.offset if storage_offset is None else storage_offset
-    return wrap(_within(self.operand, tuple(size), tuple(stride), offset))
+    return view_of(self, _within(self.operand, tuple(size), tuple(stride), offset))
 
 
 @implements(aten.as_strided_.default)
@@ -121,7 +130,13 @@ def view_dtype(self: OpenCLTensor, dtype: torch.dtype) -> OpenCLTensor:
     element = element_of(dtype)
     seen = meta_of(operand).view(dtype)
     offset = operand.offset * ELEMENTS[operand.element].itemsize // ELEMENTS[element].itemsize
-    return wrap(Operand(operand.array, tuple(seen.shape), seen.stride(), offset, element))
+    return view_of(self, Operand(operand.array, tuple(seen.shape), seen.stride(), offset, element))
+
+
+@implements(aten._neg_view.default)
+def neg_view(self: OpenCLTensor) -> OpenCLTensor:
+    """TypeError: torch makes such views of complex tensors alone."""
+    raise TypeError("the device 'opencl' holds no negated views; use neg()")
 
 
 @implements(aten.set_.source_Tensor)
