@@ -59,5 +59,5 @@ def has_kernel(func: Any) -> bool:
 
 
 def is_composite(func: Any) -> bool:
-    """Whether torch writes `func` out as other operations: it is then a view or a copy by its arguments, as reshape is."""
+    """Whether torch writes `func` out as others: its arguments then decide whether it is a view, as reshape."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))

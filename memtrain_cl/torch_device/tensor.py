@@ -180,9 +180,17 @@ def allocated(device: Device, shape: Sequence[int], element: str) -> Operand:
         raise OutOfDeviceMemory(str(error)) from None
 
 
+def view_of(tensor: OpenCLTensor, operand: Operand) -> OpenCLTensor:
+    """The tensor of a view of `tensor`: an ordinary one of an ordinary one, in inference mode too."""
+    if torch.is_inference_mode_enabled() and not tensor.is_inference():
+        with torch.inference_mode(False):
+            return wrap(operand)
+    return wrap(operand)
+
+
 def adopt(tensor: OpenCLTensor, operand: Operand) -> OpenCLTensor:
     """Give `tensor` another geometry or other bytes in place, as resize_ and transpose_ do."""
-    Tensor.data.__set__(tensor, wrap(operand))  # type: ignore[attr-defined]
+    Tensor.data.__set__(tensor, view_of(tensor, operand))  # type: ignore[attr-defined]
     tensor.operand = operand
     return tensor
 

@@ -10,7 +10,7 @@ from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.operand import Operand
 from memtrain_cl.torch_device.geometry import meta_of
 from memtrain_cl.torch_device.registry import KINDS, Handler, aten, implements, is_composite
-from memtrain_cl.torch_device.tensor import OpenCLTensor, adopt, element_of, wrap
+from memtrain_cl.torch_device.tensor import OpenCLTensor, adopt, element_of, view_of
 
 #: Operations that promise no alias, and whose result may be one all the same.
 _UNPROMISED = {aten._unsafe_view.default, aten.lift_fresh.default, aten._reshape_alias.default}
@@ -46,14 +46,6 @@ def view_operands(func: Any, tensor: OpenCLTensor, args: tuple[Any, ...], kwargs
     operand = tensor.operand
     geometry = _geometry(func, operand, args, kwargs)
     return [_seen(operand, one) for one in geometry] if isinstance(geometry, list) else _seen(operand, geometry)
-
-
-def view_of(tensor: OpenCLTensor, operand: Operand) -> OpenCLTensor:
-    """The tensor of an operand that is a view of `tensor`; in inference mode too torch counts changes of an ordinary one."""
-    if torch.is_inference_mode_enabled() and not tensor.is_inference():
-        with torch.inference_mode(False):
-            return wrap(operand)
-    return wrap(operand)
 
 
 def _kind(func: Any) -> Handler | None:
