@@ -5,11 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import counter, matmul, sharing, train
+from bench import aten, counter, matmul, model, sharing, train
 from bench.harness import Bench
 from memtrain_cl.device import get_device, use_device
 
-FAMILIES = {"counter": counter.run, "matmul": matmul.run, "sharing": sharing.run, "train": train.run}
+FAMILIES = {
+    "aten": aten.run,
+    "counter": counter.run,
+    "matmul": matmul.run,
+    "model": model.run,
+    "sharing": sharing.run,
+    "train": train.run,
+}
 
 
 def main() -> None:

@@ -1,0 +1,121 @@
+"""A training step of the demo model on "opencl" beside torch's own device: time, and the most memory held.
+
+    python -m bench.model --device opencl:0|cpu|cuda [--linear dense|counter] [--large]   one measurement, as JSON
+
+Each side is measured in a process of its own, in turn: torch's engine runs one accelerator a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from bench.harness import Bench, Row
+from memtrain_cl.lm.config import ModelConfig, TrainConfig
+
+WARM = 3
+#: The issue's size for GPUs: dim 768, 12 layers, 16 x 512 tokens.
+LARGE = {"layers": 12, "dim": 768, "heads": 12, "seq": 512, "batch": 16}
+
+
+def measure(device: str, linear: str, large: bool, steps: int) -> dict[str, Any]:
+    """Median seconds of a step after the warm-up, and the device's peak of allocated bytes (None on the host)."""
+    import torch
+
+    from memtrain_cl.lm.data import load_corpus
+    from memtrain_cl.lm.trainer import Trainer
+    from memtrain_cl.torch_device.fallback import strict
+
+    if device.startswith("opencl"):
+        import memtrain_cl.torch_device  # noqa: F401 (registers the device)
+    sizes = {**(LARGE if large else {})}
+    batch = sizes.pop("batch", TrainConfig().batch)
+    config = TrainConfig(model=ModelConfig(linear=linear, **sizes), batch=batch)
+    trainer = Trainer(config, load_corpus(config.text, config.model.seq), None, device)
+    module: Any = getattr(torch, device.partition(":")[0], None)
+    times, losses = [], []
+    with strict():
+        for step in range(WARM + steps):
+            if step == WARM and hasattr(module, "reset_peak_memory_stats"):
+                module.reset_peak_memory_stats()
+            if hasattr(module, "synchronize"):
+                module.synchronize()
+            started = time.perf_counter()
+            losses.append(trainer.train_step())
+            if hasattr(module, "synchronize"):
+                module.synchronize()
+            times.append(time.perf_counter() - started)
+    peak = module.max_memory_allocated() if hasattr(module, "max_memory_allocated") else None
+    reserved = module.max_memory_reserved() if hasattr(module, "max_memory_reserved") else None
+    return {
+        "seconds": statistics.median(times[WARM:]),
+        "tokens": trainer.tokens_per_step,
+        "peak_bytes": peak,
+        "reserved_bytes": reserved,
+        "losses": losses,
+    }
+
+
+def _child(device: str, linear: str, large: bool, steps: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.model", "--device", device, "--linear", linear, "--steps", str(steps)]
+    done = subprocess.run(
+        command + (["--large"] if large else []), env=dict(os.environ), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"the measurement on {device} failed:\n{done.stderr}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def run(bench: Bench) -> None:
+    """The large model on GPUs beside torch CUDA; the default one on CPUs beside torch, in turns."""
+    import torch
+
+    large = bench.events
+    peer = "cuda" if torch.cuda.is_available() else "cpu"
+    if large and peer == "cpu":
+        return  # no peer on this machine finishes a step of that size
+    turns, steps = (1, 10) if large else (3, 8)
+    for linear in ("dense", "counter"):
+        own, other = [], []
+        for _ in range(turns):
+            own.append(_child("opencl:0", linear, large, steps))
+            if linear == "dense":
+                other.append(_child(peer, linear, large, steps))
+        seconds = statistics.median(result["seconds"] for result in own)
+        tokens = own[0]["tokens"]
+        peers, memory = (
+            {},
+            f"peak {own[0]['peak_bytes'] / 2**20:.0f} MiB, reserved {own[0]['reserved_bytes'] / 2**20:.0f}",
+        )
+        error = "checked by the tests"
+        if other:
+            peers[f"torch {peer} float32"] = statistics.median(result["seconds"] for result in other) * 1e6
+            apart = max(abs(a / b - 1) for a, b in zip(own[0]["losses"], other[0]["losses"], strict=True))
+            error = f"losses differ by {apart:.1e}"
+            if other[0]["peak_bytes"]:
+                memory += f"; torch {peer} {other[0]['peak_bytes'] / 2**20:.0f} MiB"
+        size = "12 x 768, 16 x 512 tokens" if large else "the default size"
+        name = f"step, {linear} linears, {size} ({tokens / seconds:.0f} tokens/s; {memory})"
+        bench.add(Row("model", name, seconds * 1e6, error=error, peers=peers))
+
+
+def main() -> None:
+    """One measurement."""
+    parser = argparse.ArgumentParser(prog="python -m bench.model", description=__doc__)
+    parser.add_argument("--device", default="opencl:0")
+    parser.add_argument("--linear", default="dense")
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--steps", type=int, default=10)
+    options = parser.parse_args()
+    print(json.dumps(measure(options.device, options.linear, options.large, options.steps)))
+
+
+if __name__ == "__main__":
+    main()
