@@ -40,11 +40,20 @@ def register() -> None:
     others = torch.library.Library("_", "IMPL")
     others.fallback(_without_tensors, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
-    for overload in ("empty.memory_format", "empty_strided", "_copy_from", "arange", "arange.start", "arange.start_step"):
+    # torch.tensor(..., device="opencl") copies with the tensor's own dispatch turned off, which reaches no fallback.
+    for overload in (
+        "empty.memory_format",
+        "empty_strided",
+        "_copy_from",
+        "arange",
+        "arange.start",
+        "arange.start_step",
+    ):
         aten.impl(overload, _Factory(overload), "PrivateUse1")
     # torch would write these out as smaller operations before a kernel sees them.
     aten.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
     aten.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
+    import_module("memtrain_cl.torch_device.conversion").install()
     _libraries.extend([others, aten])
     _registered = True
 
@@ -57,7 +66,7 @@ def require_registered() -> None:
 
 
 class _Factory:
-    """The call of one factory, with its operations loaded on the first."""
+    """The call of one operation, with the table of operations loaded on the first."""
 
     def __init__(self, overload: str) -> None:
         self._overload = overload
@@ -108,8 +117,6 @@ def load() -> None:
         import_module(f"{families.__name__}.{family.name}")
     import_module("memtrain_cl.torch_device.derive")
     import_module("memtrain_cl.torch_device.engine").install()
-    # Module.to keeps Parameter objects and swaps their data, which a tensor of another class cannot take.
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
 
 
 def prepare(device: Device) -> None:
