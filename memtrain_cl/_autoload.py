@@ -12,12 +12,17 @@ import logging
 logger = logging.getLogger("memtrain_cl")
 
 
+def has_own_gpu() -> bool:
+    """Whether torch came with support for a GPU."""
+    import torch
+
+    return bool(torch.version.cuda or torch.version.hip or torch.backends.mps.is_built() or torch.xpu._is_compiled())
+
+
 def register() -> None:
     """Register the device "opencl" with torch, or log why not."""
     try:
-        import torch
-
-        if torch.version.cuda or torch.version.hip or torch.backends.mps.is_built() or torch.xpu._is_compiled():
+        if has_own_gpu():
             logger.debug("torch has a device of its own; import memtrain_cl.torch_device to have 'opencl' beside it")
             return
         import memtrain_cl.torch_device  # noqa: F401

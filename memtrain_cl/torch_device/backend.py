@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memtrain_cl._autoload import has_own_gpu
 from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
 
@@ -54,6 +55,10 @@ def register() -> None:
     aten.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
     aten.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
     import_module("memtrain_cl.torch_device.conversion").install()
+    import_module("memtrain_cl.torch_device.loading").install()
+    if torch.accelerator.current_accelerator() == torch.device(NAME) and not has_own_gpu():
+        # torch takes the device for the machine's accelerator, whose pinned memory a DataLoader may ask for.
+        aten.impl("_pin_memory", _pinned, "CPU")
     _libraries.extend([others, aten])
     _registered = True
 
@@ -93,6 +98,11 @@ def _without_tensors(func: Any, *args: Any, **kwargs: Any) -> Any:
         return run_on_host(func, args, kwargs) if result is NotImplemented else result
     except Exception as error:
         return import_module("memtrain_cl.torch_device.engine").carry(error)
+
+
+def _pinned(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """An ordinary copy: uploads go through pinned memory of the device's own where that is faster."""
+    return tensor.clone()
 
 
 def _attention(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
 """``module.to("opencl")`` and back keep the module's Parameter objects, as moves to other devices do.
 
 torch puts new values into a parameter by `data`, which a tensor of another class cannot take, and makes a new Parameter
-instead: parameters that modules share would part, and an optimizer made before would go on with the old ones. So the two
-change places here (torch.utils.swap_tensors) whenever a parameter comes to the device or leaves it.
+instead: parameters that modules share would part, and an optimizer made before would go on with the old ones. So the
+two change places here (torch.utils.swap_tensors) whenever a parameter comes to the device or leaves it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def _move(parameter: torch.nn.Parameter, values: Tensor) -> None:
     except RuntimeError as error:
         parameter.grad = gradient
         raise RuntimeError(
-            f"a parameter of shape {list(parameter.shape)} cannot move from {parameter.device} to {values.device} while "
-            "views of it or weak references to it live; drop those, or move the module before they are made"
+            f"a parameter of shape {list(parameter.shape)} cannot move from {parameter.device} to {values.device} "
+            "while views of it or weak references to it live; drop those, or move the module before they are made"
         ) from error
     if gradient is not None:
         parameter.grad = gradient.to(values.device, values.dtype)
@@ -39,7 +39,7 @@ def _keeping(convert: Callable[[Tensor], Tensor]) -> Any:
             target = convert(torch.empty(0)).device
             if target.type == "opencl":
                 raise RuntimeError(
-                    f"lazy modules do not move to {target} before a first forward on the host has given them their shapes"
+                    f"lazy modules do not move to {target} before a forward on the host has given them their shapes"
                 )
         values = convert(tensor)
         if (values.device.type == "opencl") == (tensor.device.type == "opencl"):

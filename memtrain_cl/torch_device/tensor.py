@@ -131,6 +131,21 @@ class OpenCLTensor(Tensor):
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy()
 
+    def tolist(self) -> Any:
+        """As torch's; waits for the device."""
+        return self.detach().cpu().tolist()
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.item(), format_spec) if self.ndim == 0 else object.__format__(self, format_spec)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """BufferError: torch would hand out a capsule without memory."""
+        raise BufferError(f"a tensor on {self.device} gives no DLPack capsule; copy it to the host with .cpu() first")
+
+    def pin_memory(self, device: Any = None) -> Any:
+        """RuntimeError: only tensors of the host can be pinned."""
+        raise RuntimeError(f"only dense CPU tensors can be pinned, got one on {self.device}")
+
 
 _devices: dict[int, torch.device] = {}
 

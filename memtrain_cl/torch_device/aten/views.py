@@ -9,8 +9,10 @@ import torch
 from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.operand import Operand
 from memtrain_cl.torch_device.geometry import meta_of
+from memtrain_cl.torch_device.loading import Placed
 from memtrain_cl.torch_device.registry import KINDS, Handler, aten, implements, is_composite
 from memtrain_cl.torch_device.tensor import OpenCLTensor, adopt, element_of, view_of
+from memtrain_cl.torch_device.transfer import from_host
 
 #: Operations that promise no alias, and whose result may be one all the same.
 _UNPROMISED = {aten._unsafe_view.default, aten.lift_fresh.default, aten._reshape_alias.default}
@@ -135,6 +137,17 @@ def neg_view(self: OpenCLTensor) -> OpenCLTensor:
 def set_source(self: OpenCLTensor, source: OpenCLTensor) -> OpenCLTensor:
     """Make `self` another name of source's bytes."""
     return adopt(self, source.operand)
+
+
+@implements(aten.set_.source_Storage_storage_offset)
+def set_storage(self: OpenCLTensor, source: Any, storage_offset: int, size: Any, stride: Any = ()) -> OpenCLTensor:
+    """Make `self` a tensor of a loaded storage's bytes (see loading.py). RuntimeError for any other storage."""
+    if not isinstance(source, Placed) or source.meant_for != self.device:
+        raise RuntimeError(f"a tensor on {self.device} takes no storage; give set_ a tensor")
+    if source.array is None:
+        source.array = from_host(source.bytes_on_host(), self.operand.array.device).operand.array
+    whole = Operand(source.array, self.operand.shape, self.operand.strides, 0, self.operand.element)
+    return adopt(self, _within(whole, tuple(size), tuple(stride), storage_offset))
 
 
 @implements(aten._has_same_storage_numel.default)
