@@ -21,7 +21,7 @@ _SMALL = 64
 
 @dataclass(frozen=True)
 class Work:
-    """An operation over float32 inputs of `shapes`. moves: floats read and written, in units of the first's elements."""
+    """An operation over float32 inputs of `shapes`. moves: floats read and written, a multiple of the first input's."""
 
     name: str
     call: Callable[..., Any]
