@@ -34,6 +34,7 @@ def forward_square(i, j):
 ZEROS = "{(vec)(0.0f), (vec)(0.0f), (vec)(0.0f), (vec)(0.0f)}"
 TOTAL = "vec_sum((sums[0] + sums[1]) + (sums[2] + sums[3]))"
 %>
+% if NAME == "norm_forward":
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void norm_forward(${FORWARD}) {
     const uint full = n / 8 * 8;
@@ -73,6 +74,7 @@ void norm_forward(${FORWARD}) {
         }
     ${end_rows()}
 }
+% endif
 
 <%def name="backward_first(j, left)">
             vec g = ${operand(X, "g_row", j, left)};
@@ -86,6 +88,7 @@ void norm_forward(${FORWARD}) {
             ${"" if RMS else "sums += g;"}
             products += g * xhat;
 </%def>
+% if NAME == "norm_backward":
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void norm_backward(${BACKWARD}) {
     const uint full = n / 8 * 8;
@@ -122,3 +125,4 @@ void norm_backward(${BACKWARD}) {
         }
     ${end_rows()}
 }
+% endif

@@ -1,5 +1,6 @@
 // GPU shape of the norms: LANES work-items share a row and keep it in registers between the passes.
 
+% if NAME == "norm_forward":
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
 void norm_forward(${FORWARD}) {
     ${begin_rows()}
@@ -47,7 +48,9 @@ void norm_forward(${FORWARD}) {
         ${end_units()}
     ${end_rows()}
 }
+% endif
 
+% if NAME == "norm_backward":
 // Where rows do not fit, the parts are added to in memory, each element by one work-item.
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
 void norm_backward(${BACKWARD}) {
@@ -117,3 +120,4 @@ void norm_backward(${BACKWARD}) {
     ${end_units()}
 % endif
 }
+% endif

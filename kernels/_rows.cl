@@ -168,6 +168,7 @@ inline vec vec_exp(vec x) {
     series = series * r + 1.0f;
     series = series * r + 1.0f;
     const vec power = as_float8((as_int8(shifted) << 23) + 0x3f800000);
-    return as_float8(as_int8(series * power) & ~(x < -87.33f));
+    // min may lose a NaN, which x * 0 brings back.
+    return as_float8(as_int8(series * power + x * 0.0f) & ~(x < -87.33f));
 }
 % endif

@@ -13,7 +13,7 @@
 //   backward         grad_x = rstd * (weight * grad_y - plain - xhat * products)
 //
 // Where the statistics were running ones, grad_x = rstd * weight * grad_y: the coefficients are zero. Launched by
-// memtrain_cl/ops/channel_norm.py. Constants: GPU or not, X (elements of x and y), W and B (elements of weight and
+// memtrain_cl/ops/channel_norm.py. Constants: NAME (the one kernel to render), GPU or not, X (elements of x and y), W and B (elements of weight and
 // bias, "" without), R (elements of running statistics, "" without), and those of _rows.cl. A row is one plane, except
 // in moments and backward_sums: `segments` stretches of n elements.
 <%
@@ -46,6 +46,7 @@ inline float2 lanes_sum(float2 value, float2 *own, uint lane) { return value; }
             }
         }
 </%def>
+% if NAME == "moments":
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
 void moments(const __global ${stored(X)} *x, const ulong x0, __global float *mean, __global float *rstd,
              __global ${stored(R or "float32")} *running_mean, const ulong running_mean0,
@@ -80,7 +81,9 @@ void moments(const __global ${stored(X)} *x, const ulong x0, __global float *mea
         }
     ${end_rows()}
 }
+% endif
 
+% if NAME == "normalize":
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
 void normalize(const __global ${stored(X)} *x, const ulong x0, const __global float *mean, const ulong mean0,
                const __global float *rstd, const ulong rstd0, const __global ${stored(W or X)} *weight,
@@ -106,7 +109,9 @@ void normalize(const __global ${stored(X)} *x, const ulong x0, const __global fl
         }
     ${end_rows()}
 }
+% endif
 
+% if NAME == "backward_sums":
 // sums float32 [images, 2, channels] of a group norm, whose rows are planes, and [1, 2, channels] of a batch norm.
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
 void backward_sums(const __global ${stored(X)} *grad_y, const ulong grad_y0, const __global ${stored(X)} *x,
@@ -133,7 +138,9 @@ void backward_sums(const __global ${stored(X)} *grad_y, const ulong grad_y0, con
         }
     ${end_rows()}
 }
+% endif
 
+% if NAME == "coefficients":
 // A work-item a statistic.
 __kernel void coefficients(const __global float *sums, const __global ${stored(W or X)} *weight, const ulong weight0,
                            __global float *products, __global float *plain, const uint per_statistic,
@@ -149,7 +156,9 @@ __kernel void coefficients(const __global float *sums, const __global ${stored(W
     products[statistic] = both.x / count;
     plain[statistic] = both.y / count;
 }
+% endif
 
+% if NAME == "backward":
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
 void backward(const __global ${stored(X)} *grad_y, const ulong grad_y0, const __global ${stored(X)} *x, const ulong x0,
               const __global float *mean, const ulong mean0, const __global float *rstd, const ulong rstd0,
@@ -177,10 +186,13 @@ void backward(const __global ${stored(X)} *grad_y, const ulong grad_y0, const __
         }
     ${end_rows()}
 }
+% endif
 
+% if NAME == "inverse_deviation":
 // rstd = 1 / sqrt(variance + eps), of running variances.
 __kernel void inverse_deviation(const __global ${stored(R or "float32")} *variance, const ulong variance0,
                                 __global float *rstd, const float eps) {
     const size_t i = get_global_id(0);
     rstd[i] = 1.0f / sqrt(${load(R or "float32", "variance", "variance0 + i")} + eps);
 }
+% endif

@@ -4,7 +4,7 @@
 //   LOG               y = x - max - log(sum(exp(x - max)))        backward  grad_x = grad_y - exp(y) * sum(grad_y)
 //
 // A row of -inf alone gives NaN, as torch has it, and with `safe` zeros. Operands are contiguous: [rows, n] for the row
-// kernels, [outer, n, inner] for the column kernels. Launched by memtrain_cl/ops/softmax.py. Constants: GPU or not,
+// kernels, [outer, n, inner] for the column kernels. Launched by memtrain_cl/ops/softmax.py. Constants: NAME (the one kernel to render), GPU or not,
 // LOG, X (elements read), Y (elements read by backwards beside grad_y of type X, then written as Z), and those of
 // _rows.cl. HELD: vectors of a row that a work-item of the GPU shape keeps in registers; 0 where rows are longer and
 // are read twice.
@@ -40,6 +40,7 @@ inline float2 lanes_softmax(float2 value, __local float2 *own, uint lane) {
     return (float2)(top, sum);
 }
 
+% if NAME == "softmax":
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
 void softmax(const __global ${stored(X)} *x, const ulong x0, __global ${stored(Z)} *out, const ulong out0, const uint n,
              const uint rows, const uint per, const uint safe) {
@@ -90,7 +91,9 @@ else:
         ${end_units()}
     ${end_rows()}
 }
+% endif
 
+% if NAME == "softmax_backward":
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
 void softmax_backward(const __global ${stored(X)} *grad_y, const ulong grad_y0, const __global ${stored(Y)} *y,
                       const ulong y0, __global ${stored(Z)} *grad_x, const ulong grad_x0, const uint n, const uint rows,
@@ -122,11 +125,13 @@ void softmax_backward(const __global ${stored(X)} *grad_y, const ulong grad_y0, 
         ${end_units()}
     ${end_rows()}
 }
+% endif
 % else:
 <%
 # Exponentials wait in the result where it can hold them unrounded, and are worked out again where it cannot.
 KEPT = Z == "float32" and not LOG
 %>
+% if NAME == "softmax":
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void softmax(const __global ${stored(X)} *x, const ulong x0, __global ${stored(Z)} *out, const ulong out0, const uint n,
              const uint rows, const uint per, const uint safe) {
@@ -178,7 +183,9 @@ if KEPT:
         if (left) store_left_${Z}(target + full, left, ${RESULT.format(LEFT)});
     ${end_rows()}
 }
+% endif
 
+% if NAME == "softmax_backward":
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void softmax_backward(const __global ${stored(X)} *grad_y, const ulong grad_y0, const __global ${stored(Y)} *y,
                       const ulong y0, __global ${stored(Z)} *grad_x, const ulong grad_x0, const uint n, const uint rows,
@@ -214,7 +221,9 @@ void softmax_backward(const __global ${stored(X)} *grad_y, const ulong grad_y0, 
     ${end_rows()}
 }
 % endif
+% endif
 
+% if NAME == "softmax_columns":
 // A work-item a column of [outer, n, inner], in both shapes: neighbours read neighbouring elements.
 __kernel __attribute__((reqd_work_group_size(64, 1, 1)))
 void softmax_columns(const __global ${stored(X)} *x, const ulong x0, __global ${stored(Z)} *out, const ulong out0,
@@ -243,7 +252,9 @@ void softmax_columns(const __global ${stored(X)} *x, const ulong x0, __global ${
         ${store(Z, "target", "i * inner", "v - logarithm" if LOG else "exp(v) * factor")};
     }
 }
+% endif
 
+% if NAME == "softmax_backward_columns":
 __kernel __attribute__((reqd_work_group_size(64, 1, 1)))
 void softmax_backward_columns(const __global ${stored(X)} *grad_y, const ulong grad_y0, const __global ${stored(Y)} *y,
                               const ulong y0, __global ${stored(Z)} *grad_x, const ulong grad_x0, const uint n,
@@ -266,3 +277,4 @@ void softmax_backward_columns(const __global ${stored(X)} *grad_y, const ulong g
         ${store(Z, "target", "i * inner", "g - exp(v) * sum" if LOG else "v * (g - sum)")};
     }
 }
+% endif

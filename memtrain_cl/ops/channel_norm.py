@@ -68,7 +68,8 @@ def _plan(
     """rows of n elements; for segments > 0 rows of as many stretches of n, `rows` stretches apart (1: of one)."""
     shape = row_shape(device, rows, min(n * max(segments, 1), _LONG), aligned=aligned)
     constants = {key: value for key, value in shape.constants.items() if key != "HELD"}
-    kernel = get_kernel(device, "channel_norm", name, **constants, **dict(zip("XWBR", elements, strict=True)))
+    types = dict(zip("XWBR", elements, strict=True))
+    kernel = get_kernel(device, "channel_norm", name, NAME=name, **constants, **types)
     sizes: tuple[np.generic, ...] = (np.uint32(n), np.uint32(rows), np.uint32(shape.per))
     if segments:
         lanes = shape.constants["LANES"]

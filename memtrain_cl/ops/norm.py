@@ -33,7 +33,7 @@ def _plan(
 ) -> _Plan:
     X, W, B = elements
     shape = row_shape(device, rows, n, aligned=aligned, accumulating=parts)
-    constants = {**shape.constants, "RMS": int(rms), "X": X, "W": W, "B": B, "PARTS": int(parts)}
+    constants = {**shape.constants, "NAME": name, "RMS": int(rms), "X": X, "W": W, "B": B, "PARTS": int(parts)}
     return _Plan(
         get_kernel(device, "norm", name, **constants),
         shape,

@@ -37,7 +37,8 @@ def _plan(
     device: Device, name: str, log: bool, elements: tuple[str, str, str], outer: int, n: int, inner: int, aligned: bool
 ) -> _Plan:
     X, Y, Z = elements
-    kinds = {"LOG": int(log), "X": X, "Y": Y, "Z": Z}
+    name = name if inner == 1 else f"{name}_columns"
+    kinds = {"NAME": name, "LOG": int(log), "X": X, "Y": Y, "Z": Z}
     if inner == 1:
         shape = row_shape(device, outer, n, aligned=aligned)
         kernel = get_kernel(device, "softmax", name, **shape.constants, **kinds)
@@ -46,9 +47,9 @@ def _plan(
     if n >= SIZE_LIMIT:
         raise UnsupportedDevice(f"expected fewer than 2^31 elements along a dimension, got {n}")
     columns = outer * inner
-    # The row kernels of the same program take their smallest shape.
+    # Whatever the row kernels of the file would take.
     shape = row_shape(device, 1, 1, aligned=False)
-    kernel = get_kernel(device, "softmax", f"{name}_columns", **shape.constants, **kinds)
+    kernel = get_kernel(device, "softmax", name, **shape.constants, **kinds)
     sizes = (np.uint32(n), np.uint64(inner), np.uint64(columns))
     return _Plan(kernel, (ceil_div(columns, COLUMN_GROUP) * COLUMN_GROUP,), (COLUMN_GROUP,), sizes)
 
