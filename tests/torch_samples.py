@@ -59,7 +59,7 @@ def _run(op: Any, sample: Any, device: Device | None, *, differentiable: bool) -
 def check_samples(
     device: Device, name: str, dtype: torch.dtype, *, variant: str = "", skip: Callable[[Any], bool] | None = None
 ) -> None:
-    """Compare torch's samples of the operation `name`, but those to skip; gradients too where torch has them (opencl:0)."""
+    """Compare torch's samples of the operation `name`, but those to skip; gradients where torch has them (opencl:0)."""
     op = next(op for op in op_db if op.name == name and op.variant_test_name == variant)
     differentiable = torch_device(device).index == 0 and dtype in op.backward_dtypes
     samples = list(op.sample_inputs("cpu", dtype, requires_grad=differentiable))
