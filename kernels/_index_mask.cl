@@ -17,7 +17,8 @@ void count_mask(const __global ${stored(T)} *x, const ulong x0, __global uint *c
     if (lid == 0) counts[get_group_id(0)] = count;
 }
 % else:
-__kernel void count_mask(const __global ${stored(T)} *x, const ulong x0, __global uint *counts, const ulong n, const ulong chunk) {
+__kernel void count_mask(const __global ${stored(T)} *x, const ulong x0, __global uint *counts, const ulong n,
+                         const ulong chunk) {
     const ulong begin = get_global_id(0) * chunk;
     uint own = 0;
     for (ulong i = begin; i < min(n, begin + chunk); i++) own += ${load(T, "x", "x0 + i")} != 0;
@@ -49,8 +50,8 @@ void write_positions(const __global ${stored(T)} *x, const ulong x0, const __glo
     }
 }
 % else:
-__kernel void write_positions(const __global ${stored(T)} *x, const ulong x0, const __global uint *counts,
-                              __global long *out, const ulong n, const ulong chunk) {
+__kernel void write_positions(const __global ${stored(T)} *x, const ulong x0, const __global uint *counts, __global long *out,
+                              const ulong n, const ulong chunk) {
     const ulong begin = get_global_id(0) * chunk;
     uint to = counts[get_global_id(0)];
     for (ulong i = begin; i < min(n, begin + chunk); i++) {

@@ -2,8 +2,8 @@
 <% U = UNITS[UNIT] %>
 // out[o, k, :] = x[o, index[k], :]. x [outer, size, columns], out [rows = outer*count, columns].
 __kernel void select_rows(const __global ${U} *x, const ulong x0, const __global ${stored(INDEX)} *index, const ulong index0,
-                          __global ${U} *out, const ulong out0, volatile __global long *faults, const ulong size, const uint count,
-                          const int wrap, const uint rows, const uint columns, const uint a, const uint b) {
+                          __global ${U} *out, const ulong out0, volatile __global long *faults, const ulong size,
+                          const uint count, const int wrap, const uint rows, const uint columns, const uint a, const uint b) {
 <%
 row = """const uint o = r / count;
         const long at = checked(index[index0 + (r - o * count)], size, wrap, faults);
@@ -16,9 +16,10 @@ row = """const uint o = r / count;
 }
 
 // out[o, index[k], :] = values[o, k, :], or values[0] everywhere where step = 0. No index may occur twice unless step = 0.
-__kernel void put_rows(const __global ${U} *values, const ulong values0, const __global ${stored(INDEX)} *index, const ulong index0,
-                       __global ${U} *out, const ulong out0, volatile __global long *faults, const ulong size, const uint count,
-                       const int wrap, const uint step, const uint rows, const uint columns, const uint a, const uint b) {
+__kernel void put_rows(const __global ${U} *values, const ulong values0, const __global ${stored(INDEX)} *index,
+                       const ulong index0, __global ${U} *out, const ulong out0, volatile __global long *faults,
+                       const ulong size, const uint count, const int wrap, const uint step, const uint rows,
+                       const uint columns, const uint a, const uint b) {
 <%
 row = """const uint o = r / count;
         const long at = checked(index[index0 + (r - o * count)], size, wrap, faults);
@@ -31,9 +32,9 @@ row = """const uint o = r / count;
 }
 
 // out[o, keys[p], i] = values[o, order[p], i] for the last p of each run of equal keys. rows = count, columns = outer*inner.
-__kernel void put_sorted(const __global ${U} *values, const ulong values0, const __global uint *keys, const __global uint *order,
-                         __global ${U} *out, const ulong out0, const ulong size, const uint inner, const uint rows, const uint columns,
-                         const uint a, const uint b) {
+__kernel void put_sorted(const __global ${U} *values, const ulong values0, const __global uint *keys,
+                         const __global uint *order, __global ${U} *out, const ulong out0, const ulong size, const uint inner,
+                         const uint rows, const uint columns, const uint a, const uint b) {
 <%
 row = """const uint key = keys[r];
         if (r + 1 < rows && keys[r + 1] == key) %s;
@@ -60,7 +61,8 @@ __kernel void gather(const __global ${U} *x, const ulong x0, const __global ${st
 // out[o, index[o, k, i], i] = values[0]. out [outer, size, columns]; index [rows = outer*count, columns].
 __kernel void scatter_value(const __global ${U} *values, const ulong values0, const __global ${stored(INDEX)} *index,
                             const ulong index0, __global ${U} *out, const ulong out0, volatile __global long *faults,
-                            const ulong size, const uint count, const uint rows, const uint columns, const uint a, const uint b) {
+                            const ulong size, const uint count, const uint rows, const uint columns, const uint a,
+                            const uint b) {
     <%self:each row="const uint o = r / count;">
         const long at = checked(index[index0 + (ulong)r * columns + c], size, 0, faults);
         out[out0 + (o * size + at) * columns + c] = values[values0];

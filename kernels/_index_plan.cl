@@ -41,9 +41,9 @@ void plan_short(const __global ${stored(INDEX)} *index, const ulong index0, __gl
 }
 % else:
 // One work-item sorts all: short lists are not worth a second one.
-__kernel void plan_short(const __global ${stored(INDEX)} *index, const ulong index0, __global uint *keys, __global uint *order,
-                         __global uint *spare, volatile __global long *faults, const ulong size, const int wrap, const uint n,
-                         const uint passes) {
+__kernel void plan_short(const __global ${stored(INDEX)} *index, const ulong index0, __global uint *keys,
+                         __global uint *order, __global uint *spare, volatile __global long *faults, const ulong size,
+                         const int wrap, const uint n, const uint passes) {
     // The last pass ends in keys and order.
     __global uint *from_keys = passes & 1 ? spare : keys;
     __global uint *from_order = passes & 1 ? spare + n : order;
@@ -85,16 +85,18 @@ __kernel void write_order(const __global uint *order, __global ${stored(T)} *out
     if (i < n) ${store(T, "out", "out0 + i", "order[i]")};
 }
 
-// out[i] = out[i]*size + index[i], checked; out is read as 0 where `first`. The place of several indices in their joint dimensions.
-__kernel void join_index(const __global ${stored(INDEX)} *index, const ulong index0, __global long *out, volatile __global long *faults,
-                         const ulong size, const int wrap, const int first, const uint n) {
+// out[i] = out[i]*size + index[i], checked; out is read as 0 where `first`. The place of several indices in their joint
+// dimensions.
+__kernel void join_index(const __global ${stored(INDEX)} *index, const ulong index0, __global long *out,
+                         volatile __global long *faults, const ulong size, const int wrap, const int first, const uint n) {
     const uint i = get_global_id(0);
     if (i < n) out[i] = (first ? 0 : out[i] * (long)size) + checked(index[index0 + i], size, wrap, faults);
 }
 
 // out[o, k, i] = (o*size + index[o, k, i])*inner + i: where an element of a scatter goes in its flat target.
-__kernel void flat_targets(const __global ${stored(INDEX)} *index, const ulong index0, __global long *out, volatile __global long *faults,
-                           const ulong size, const uint count, const uint inner, const uint n) {
+__kernel void flat_targets(const __global ${stored(INDEX)} *index, const ulong index0, __global long *out,
+                           volatile __global long *faults, const ulong size, const uint count, const uint inner,
+                           const uint n) {
     const uint at = get_global_id(0);
     if (at >= n) return;
     const uint fibre = at / inner;

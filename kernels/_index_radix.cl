@@ -39,7 +39,8 @@ __kernel void count_digits(const __global uint *keys, __global uint *counts, con
 % if GPU:
 __kernel __attribute__((reqd_work_group_size(${WG_SIZE}, 1, 1)))
 void move_digits(const __global uint *keys, const __global uint *order, __global uint *to_keys, __global uint *to_order,
-                 const __global uint *counts, const uint n, const uint chunk, const uint chunks, const uint shift, const int first) {
+                 const __global uint *counts, const uint n, const uint chunk, const uint chunks, const uint shift,
+                 const int first) {
     __local uint place[256];
     __local uint digits[${WG_SIZE}];
     const uint lid = get_local_id(0);

@@ -4,8 +4,17 @@
 AHEAD = 16 if GPU else 1  # rows whose loads are in flight together
 WIDE = 32                 # columns that a CPU's item sums at once
 %>
+<%def name="sum_run(width)">
+                for (uint w = 0; w < ${width}; w++) sum[w] = ${load(T, "out", "target + w")};
+                for (uint p = r; p < end; p++) {
+                    const ulong from = values0 + (source + (ulong)order[p] * inner) * step;
+                    for (uint w = 0; w < ${width}; w++) sum[w] += scale * ${load(T, "values", "from + w * step")};
+                }
+                for (uint w = 0; w < ${width}; w++) ${store(T, "out", "target + w", "sum[w]")};
+</%def>
 // out[o, keys[p], i] += scale * values[o, order[p], i], summed in ${compute(T)}; keys equal to `skipped` add nothing.
-// rows = count of keys, columns = outer*inner. values [outer, rows, inner], or one element where step = 0; out [outer, size, inner].
+// rows = count of keys, columns = outer*inner. values [outer, rows, inner], or one element where step = 0; out [outer, size,
+// inner].
 __kernel void sum_sorted(const __global ${stored(T)} *values, const ulong values0, const __global uint *keys,
                          const __global uint *order, __global ${stored(T)} *out, const ulong out0, const ulong size,
                          const uint inner, const ${compute(T)} scale, const ulong skipped, const uint step, const uint rows,
@@ -25,7 +34,8 @@ __kernel void sum_sorted(const __global ${stored(T)} *values, const ulong values
             for (uint u = 0; u < ${AHEAD}; u++) {
                 const uint q = min(p + u, rows - 1);
                 part[u] = 0;
-                if (p + u < rows && keys[q] == key) part[u] = ${load(T, "values", "values0 + (source + (ulong)order[q] * inner) * step")};
+                const ulong from = values0 + (source + (ulong)order[q] * inner) * step;
+                if (p + u < rows && keys[q] == key) part[u] = ${load(T, "values", "from")};
             }
             #pragma unroll
             for (uint u = 0; u < ${AHEAD}; u++) {
@@ -37,29 +47,28 @@ __kernel void sum_sorted(const __global ${stored(T)} *values, const ulong values
 % else:
     const uint first_row = get_global_id(0) * a;
     const uint end_row = min(rows - first_row, a) + first_row;
+    const uint first_column = get_global_id(1) * b;
+    const uint end_column = min(columns - first_column, b) + first_column;
     for (uint r = first_row; r < end_row; r++) {
         const uint key = keys[r];
         if (key == skipped || (r > 0 && keys[r - 1] == key)) continue;
         uint end = r + 1;
         while (end < rows && keys[end] == key) end++;
-        for (uint o = 0; o < columns / inner; o++) {
-            const ulong target = out0 + (o * size + key) * inner;
-            const ulong source = (ulong)o * rows * inner;
-            uint i = 0;
-            for (; i + ${WIDE} <= inner; i += ${WIDE}) {
-                ${compute(T)} sum[${WIDE}];
-                for (uint w = 0; w < ${WIDE}; w++) sum[w] = ${load(T, "out", "target + i + w")};
-                for (uint p = r; p < end; p++) {
-                    const ulong from = values0 + (source + (ulong)order[p] * inner + i) * step;
-                    for (uint w = 0; w < ${WIDE}; w++) sum[w] += scale * ${load(T, "values", "from + w * step")};
-                }
-                for (uint w = 0; w < ${WIDE}; w++) ${store(T, "out", "target + i + w", "sum[w]")};
+        uint c = first_column;
+        while (c < end_column) {
+            const uint o = c / inner;
+            const uint i = c - o * inner;
+            const uint width = min(min(inner - i, end_column - c), ${WIDE}u);
+            const ulong target = out0 + (o * size + key) * inner + i;
+            const ulong source = (ulong)o * rows * inner + i;
+            ${compute(T)} sum[${WIDE}];
+            // A known width lets compilers make vectors of the loops.
+            if (width == ${WIDE}) {
+                ${sum_run(WIDE)}
+            } else {
+                ${sum_run("width")}
             }
-            for (; i < inner; i++) {
-                ${compute(T)} sum = ${load(T, "out", "target + i")};
-                for (uint p = r; p < end; p++) sum += scale * ${load(T, "values", "values0 + (source + (ulong)order[p] * inner + i) * step")};
-                ${store(T, "out", "target + i", "sum")};
-            }
+            c += width;
         }
     }
 % endif

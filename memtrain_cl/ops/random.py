@@ -18,7 +18,7 @@ from memtrain_cl.ops.index_plan import make_plan, write_order
 from memtrain_cl.ops.launch import SIZE_LIMIT
 from memtrain_cl.probe import require_exact
 from memtrain_cl.program import Kernel, get_kernel
-from memtrain_cl.tuning import LARGEST_GROUP, groups_share_rows, power_of_two_at_least
+from memtrain_cl.tuning import LARGEST_GROUP, ceil_div, groups_share_rows, power_of_two_at_least
 
 #: The second stream of numbers of 64 bits.
 _SECOND_STREAM = 0x9E3779B9
@@ -31,14 +31,26 @@ def _kernel(
     device: Device, part: str, name: str, element: str, probabilities: str = "float32", wg_size: int = 1
 ) -> Kernel:
     require_exact(device)
-    return get_kernel(device, "random", name, PART=part, T=element, P=probabilities, WG_SIZE=wg_size)
+    return get_kernel(
+        device, "random", name, PART=part, WIDE=_width(device), T=element, P=probabilities, WG_SIZE=wg_size
+    )
+
+
+def _width(device: Device) -> int:
+    """Elements that a work-item owns: those of a CPU's vector, or of a GPU's widest store."""
+    return 4 if groups_share_rows(device.info) else 8
 
 
 def _fill(out: Operand, name: str, stream: int, *arguments: Any) -> None:
     if out.size:
-        # A work-item owns two elements.
         _kernel(out.device, "fill", name, out.element)(
-            ((out.size + 1) // 2,), None, out, np.uint64(out.offset), np.uint64(out.size), np.uint32(stream), *arguments
+            (ceil_div(out.size, _width(out.device)),),
+            None,
+            out,
+            np.uint64(out.offset),
+            np.uint64(out.size),
+            np.uint32(stream),
+            *arguments,
         )
 
 
@@ -93,7 +105,7 @@ def dropout(x: Operand, out: Operand, mask: Operand, stream: int, p: float) -> N
     if out.size:
         keep = 1.0 - p
         _kernel(out.device, "mask", "dropout", out.element)(
-            ((out.size + 1) // 2,),
+            (ceil_div(out.size, _width(out.device)),),
             None,
             x,
             np.uint64(x.offset),
@@ -112,7 +124,7 @@ def dropout_backward(grad: Operand, mask: Operand, out: Operand, scale: float) -
     """out = mask ? grad*scale : 0."""
     if out.size:
         _kernel(out.device, "mask", "dropout_backward", out.element)(
-            ((out.size + 1) // 2,),
+            (out.size,),
             None,
             grad,
             np.uint64(grad.offset),

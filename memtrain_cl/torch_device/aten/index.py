@@ -14,7 +14,7 @@ from memtrain_cl.operand import Operand
 from memtrain_cl.ops import index as launch
 from memtrain_cl.torch_device.aten.copy import contiguous, copy_operand, fresh_copy
 from memtrain_cl.torch_device.aten.factories import fill
-from memtrain_cl.torch_device.aten.indexing import InPlace, apart, as_vector, check, number, wrapped
+from memtrain_cl.torch_device.aten.indexing import InPlace, apart, as_vector, check, number, places_of, wrapped
 from memtrain_cl.torch_device.registry import aten, implements
 from memtrain_cl.torch_device.tensor import OpenCLTensor, allocated, wrap
 
@@ -32,7 +32,7 @@ def embedding(
     """weight[indices]: [rows, width] and [...] -> [..., width]."""
     check(aten.embedding.default, weight, indices)
     x = contiguous(weight.operand)
-    index = contiguous(indices.operand)
+    index = places_of(indices)
     out = allocated(x.array.device, (*index.shape, x.shape[1]), x.element)
     launch.select(x, 0, index, out)
     return wrap(out)
@@ -46,11 +46,10 @@ def embedding_dense_backward(
     if scale_grad_by_freq:
         return NotImplemented
     grad = contiguous(grad_output.operand)
-    index = contiguous(indices.operand)
-    if index.element not in ("int64", "int32") or grad.shape[:-1] != index.shape:
+    index = places_of(indices)
+    if grad.shape[:-1] != index.shape:
         raise RuntimeError(
-            f"expected int64 or int32 indices of grad_output's leading sizes {list(grad.shape[:-1])}, "
-            f"got {index.element} {list(index.shape)}"
+            f"expected indices of grad_output's leading sizes {list(grad.shape[:-1])}, got {list(index.shape)}"
         )
     out = allocated(grad.array.device, (num_weights, grad.shape[-1]), grad.element)
     fill(out, 0)
@@ -66,7 +65,7 @@ def index_select(self: OpenCLTensor, dim: int, index: OpenCLTensor) -> OpenCLTen
     axis = wrapped(dim, len(x.shape))
     shape = (*x.shape[:axis], index.operand.size, *x.shape[axis + 1 :]) if x.shape else ()
     out = allocated(x.array.device, shape, x.element)
-    launch.select(x, axis, contiguous(index.operand), out)
+    launch.select(x, axis, places_of(index), out)
     return wrap(out)
 
 
@@ -74,7 +73,7 @@ def _index_add(self: OpenCLTensor, dim: int, index: OpenCLTensor, source: OpenCL
     check(aten.index_add.default, self, dim, index, source)
     whole = InPlace(self.operand)
     axis = wrapped(dim, self.ndim)
-    launch.add(whole.target, axis, contiguous(index.operand), apart(source.operand, whole.target), scale=alpha)
+    launch.add(whole.target, axis, places_of(index), apart(source.operand, whole.target), scale=alpha)
     whole.finish()
     return self
 
@@ -96,7 +95,7 @@ def index_add(self: OpenCLTensor, dim: int, index: OpenCLTensor, source: OpenCLT
 def _index_copy(self: OpenCLTensor, dim: int, index: OpenCLTensor, source: OpenCLTensor) -> OpenCLTensor:
     check(aten.index_copy.default, self, dim, index, source)
     whole = InPlace(self.operand)
-    launch.put(whole.target, wrapped(dim, self.ndim), contiguous(index.operand), apart(source.operand, whole.target))
+    launch.put(whole.target, wrapped(dim, self.ndim), places_of(index), apart(source.operand, whole.target))
     whole.finish()
     return self
 
@@ -115,7 +114,7 @@ def index_copy(self: OpenCLTensor, dim: int, index: OpenCLTensor, source: OpenCL
 
 def _index_fill(self: OpenCLTensor, dim: int, index: OpenCLTensor, value: Operand) -> OpenCLTensor:
     whole = InPlace(self.operand)
-    launch.put(whole.target, wrapped(dim, self.ndim), contiguous(index.operand), value, wrap=True)
+    launch.put(whole.target, wrapped(dim, self.ndim), places_of(index), value, wrap=True)
     whole.finish()
     return self
 
@@ -155,7 +154,7 @@ def _narrowed(operand: Operand, axis: int, index: Operand) -> Operand:
 def gather(self: OpenCLTensor, dim: int, index: OpenCLTensor, *, sparse_grad: bool = False) -> OpenCLTensor:
     """out[..., k, ...] = self[..., index[..., k, ...], ...] along `dim`."""
     check(aten.gather.default, self, dim, index)
-    places = contiguous(index.operand)
+    places = places_of(index)
     out = allocated(places.array.device, places.shape, self.operand.element)
     if out.size:
         axis = wrapped(dim, self.ndim)
@@ -167,7 +166,7 @@ def gather(self: OpenCLTensor, dim: int, index: OpenCLTensor, *, sparse_grad: bo
 def _scatter(self: OpenCLTensor, dim: int, index: OpenCLTensor, src: Any, reduce: str) -> OpenCLTensor:
     if index.operand.size == 0:
         return self
-    places = as_vector(contiguous(index.operand))
+    places = as_vector(places_of(index))
     axis = wrapped(dim, self.ndim)
     part = InPlace(_narrowed(as_vector(self.operand), axis, places))
     if isinstance(src, OpenCLTensor):
@@ -222,7 +221,7 @@ def take(self: OpenCLTensor, index: OpenCLTensor) -> OpenCLTensor:
     """The elements of self, seen flat, at `index`; indices below 0 count from the end."""
     check(aten.take.default, self, index)
     x = contiguous(self.operand)
-    places = contiguous(index.operand)
+    places = places_of(index)
     out = allocated(x.array.device, places.shape, x.element)
     launch.select(x.viewed((x.size,)), 0, places, out, wrap=True)
     return wrap(out)
@@ -235,7 +234,7 @@ def put_(self: OpenCLTensor, index: OpenCLTensor, source: OpenCLTensor, accumula
     whole = InPlace(self.operand)
     flat = whole.target.viewed((whole.target.size,))
     values = apart(source.operand, flat)
-    places = contiguous(index.operand)
+    places = places_of(index)
     if accumulate:
         launch.add(flat, 0, places, values, wrap=True)
     else:

@@ -19,6 +19,7 @@ from memtrain_cl.ops import index as launch
 from memtrain_cl.ops.index_mask import coordinates, positions
 from memtrain_cl.ops.index_plan import join_index
 from memtrain_cl.torch_device.aten.copy import contiguous, fresh_copy, require_apart
+from memtrain_cl.torch_device.aten.factories import fill
 from memtrain_cl.torch_device.aten.indexing import InPlace, apart, common_shape
 from memtrain_cl.torch_device.registry import aten, implements
 from memtrain_cl.torch_device.tensor import OpenCLTensor, allocated, wrap
@@ -241,6 +242,18 @@ def masked_select(self: OpenCLTensor, mask: OpenCLTensor) -> OpenCLTensor:
     if out.size:
         flat = contiguous(seen)
         launch.select(flat.viewed((flat.size,)), 0, places, out)
+    return wrap(out)
+
+
+@implements(aten.masked_scatter_backward.default)
+def masked_scatter_backward(grad_output: OpenCLTensor, mask: Any, sizes: Sequence[int]) -> OpenCLTensor:
+    """The gradient of masked_scatter's source: grad_output where the mask is True, then zeros."""
+    grad, places = _masked(grad_output, mask)
+    out = allocated(grad.array.device, tuple(sizes), grad.element)
+    fill(out, 0)
+    if places.size:
+        flat = contiguous(grad)
+        launch.select(flat.viewed((flat.size,)), 0, places, out.viewed((places.size,)))
     return wrap(out)
 
 

@@ -39,6 +39,14 @@ def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(torch.broadcast_shapes(*shapes))
 
 
+def places_of(index: OpenCLTensor) -> Operand:
+    """The indices, contiguous; RuntimeError, as torch's, unless they are int64 or int32."""
+    operand = index.operand
+    if operand.size and operand.element not in ("int64", "int32"):
+        raise RuntimeError(f"expected dtype int32 or int64 for index, got {index.dtype}")
+    return contiguous(operand)
+
+
 def as_vector(operand: Operand) -> Operand:
     """A number as a vector of one, anything else as it is."""
     return operand if operand.shape else operand.viewed((1,))

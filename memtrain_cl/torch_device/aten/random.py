@@ -13,7 +13,7 @@ import torch
 from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.operand import Operand
 from memtrain_cl.ops import random as launch
-from memtrain_cl.torch_device.aten.copy import contiguous, copy_operand, fresh_copy, require_apart
+from memtrain_cl.torch_device.aten.copy import contiguous, copy_operand, fresh_copy, require_apart, strided_like
 from memtrain_cl.torch_device.random import stream_of
 from memtrain_cl.torch_device.registry import aten, implements
 from memtrain_cl.torch_device.tensor import OpenCLTensor, allocated, element_of, empty, opened, wrap
@@ -61,6 +61,14 @@ def normal_(self: OpenCLTensor, mean: float = 0.0, std: float = 1.0, *, generato
     _require_floating("normal_", self.operand)
     _require_std(std)
     return _fill(self, generator, launch.normal, mean, std)
+
+
+@implements(aten.log_normal_.default)
+def log_normal_(self: OpenCLTensor, mean: float = 1.0, std: float = 2.0, *, generator: Any = None) -> OpenCLTensor:
+    """The exponentials of normal numbers."""
+    normal_(self, mean, std, generator=generator)
+    self.exp_()
+    return self
 
 
 @implements(aten.exponential_.default)
@@ -130,12 +138,6 @@ def bernoulli(self: OpenCLTensor, *, generator: Any = None) -> Any:
     return bernoulli_tensor_(empty(self.operand.array.device, self.shape, self.dtype), self, generator=generator)
 
 
-@implements(aten.bernoulli.p)
-def bernoulli_p(self: OpenCLTensor, p: float, *, generator: Any = None) -> Any:
-    """1 with probability p, else 0, of self's shape."""
-    return bernoulli_float_(empty(self.operand.array.device, self.shape, self.dtype), p, generator=generator)
-
-
 @implements(aten.native_dropout.default)
 def native_dropout(input: OpenCLTensor, p: float, train: bool | None) -> tuple[OpenCLTensor, OpenCLTensor]:  # noqa: A002
     """(x/(1 - p) or 0, what was kept)."""
@@ -194,6 +196,48 @@ def random_from_(self: OpenCLTensor, from_: int, to: int | None, *, generator: A
             f"expected from and to - 1 within {least}..{most} of {self.dtype}, got {from_} and {end - 1}"
         )
     return _fill(self, generator, launch.integers, from_, end)
+
+
+# ---- new tensors ---------------------------------------------------------------------------------------------------
+
+
+def _enter_functional(functional: Any, in_place: Callable[..., Any]) -> None:
+    """A form that leaves `self` alone and gives a tensor like it."""
+
+    def make(self: OpenCLTensor, *args: Any, **options: Any) -> Any:
+        return in_place(wrap(strided_like(self.operand, self.operand.element)), *args, **options)
+
+    implements(functional)(make)
+
+
+_enter_functional(aten.uniform.default, uniform_)
+_enter_functional(aten.normal_functional.default, normal_)
+_enter_functional(aten.exponential.default, exponential_)
+_enter_functional(aten.bernoulli.p, bernoulli_float_)
+_enter_functional(aten.bernoulli.Tensor, bernoulli_tensor_)
+_enter_functional(aten.random.default, random_)
+_enter_functional(aten.random.to, random_to_)
+_enter_functional(getattr(aten.random, "from"), random_from_)
+
+
+def _enter_like(overload: Any, in_place: Callable[..., Any]) -> None:
+    """A form that takes leading numbers, and the options of empty_like."""
+
+    def make(self: OpenCLTensor, *numbers: Any, generator: Any = None, **options: Any) -> Any:
+        made = aten.empty_like.default(self, **options)
+        return in_place(made, *numbers, generator=generator)
+
+    implements(overload)(make)
+
+
+_enter_like(aten.rand_like.default, aten.uniform_.default)
+_enter_like(aten.rand_like.generator, aten.uniform_.default)
+_enter_like(aten.randn_like.default, aten.normal_.default)
+_enter_like(aten.randn_like.generator, aten.normal_.default)
+_enter_like(aten.randint_like.default, aten.random_.to)
+_enter_like(aten.randint_like.generator, aten.random_.to)
+_enter_like(aten.randint_like.low_dtype, getattr(aten.random_, "from"))
+_enter_like(aten.randint_like.low_generator_dtype, getattr(aten.random_, "from"))
 
 
 @implements(aten.randperm.generator, aten.randperm.default)

@@ -113,8 +113,15 @@ def searchsorted(
     sorter: Any = None,
 ) -> Any:
     """How many elements of the ascending rows lie before each of self: those below, with `right` those equal too."""
-    if sorter is not None or not isinstance(self, OpenCLTensor) or not isinstance(sorted_sequence, OpenCLTensor):
+    if not isinstance(self, OpenCLTensor) or not isinstance(sorted_sequence, OpenCLTensor):
         return NotImplemented
+    if sorter is not None:
+        if sorter.dtype != torch.int64 or sorter.shape != sorted_sequence.shape:
+            raise RuntimeError(
+                "torch.searchsorted(): sorter must be int64 of the boundary tensor's shape "
+                f"{list(sorted_sequence.shape)}, got {sorter.dtype} {list(sorter.shape)}"
+            )
+        sorted_sequence = sorted_sequence.gather(-1, sorter)  # type: ignore[assignment]
     rows = sorted_sequence.operand.shape
     if self.dtype != sorted_sequence.dtype:
         raise RuntimeError(
