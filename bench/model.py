@@ -30,27 +30,28 @@ def measure(device: str, linear: str, large: bool, steps: int) -> dict[str, Any]
 
     from memtrain_cl.lm.data import load_corpus
     from memtrain_cl.lm.trainer import Trainer
-    from memtrain_cl.torch_device.fallback import strict
 
     if device.startswith("opencl"):
-        import memtrain_cl.torch_device  # noqa: F401 (registers the device)
+        # Here alone: where "opencl" is registered, CUDA's backward ends in an assertion of torch's.
+        from memtrain_cl.torch_device.fallback import strict
+
+        strict()
     sizes = {**(LARGE if large else {})}
     batch = sizes.pop("batch", TrainConfig().batch)
     config = TrainConfig(model=ModelConfig(linear=linear, **sizes), batch=batch)
     trainer = Trainer(config, load_corpus(config.text, config.model.seq), None, device)
     module: Any = getattr(torch, device.partition(":")[0], None)
     times, losses = [], []
-    with strict():
-        for step in range(WARM + steps):
-            if step == WARM and hasattr(module, "reset_peak_memory_stats"):
-                module.reset_peak_memory_stats()
-            if hasattr(module, "synchronize"):
-                module.synchronize()
-            started = time.perf_counter()
-            losses.append(trainer.train_step())
-            if hasattr(module, "synchronize"):
-                module.synchronize()
-            times.append(time.perf_counter() - started)
+    for step in range(WARM + steps):
+        if step == WARM and hasattr(module, "reset_peak_memory_stats"):
+            module.reset_peak_memory_stats()
+        if hasattr(module, "synchronize"):
+            module.synchronize()
+        started = time.perf_counter()
+        losses.append(trainer.train_step())
+        if hasattr(module, "synchronize"):
+            module.synchronize()
+        times.append(time.perf_counter() - started)
     peak = module.max_memory_allocated() if hasattr(module, "max_memory_allocated") else None
     reserved = module.max_memory_reserved() if hasattr(module, "max_memory_reserved") else None
     return {
