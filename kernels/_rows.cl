@@ -6,7 +6,8 @@ CPUs: every row of every operand begins on four elements).
 
 WIDTH                    elements of a vector `vec`: 4 on GPUs, 8 on CPUs
 load_<type>(p)           p[0 .. WIDTH)
-load_left_<type>(p, left, fill)    the same with p[left ..) not read and `fill` in its place
+load_left_<type>(p, left, fill)    the same with p[left ..) not read and `fill` in its place; where rows are ALIGNED a
+                         vector within a row is a whole one
 store_<type>(p, v), store_left_<type>(p, left, v)    the other way
 vec_sum(v), vec_max(v)   over the lanes of a vector
 vec_exp(v)               exp of each lane
@@ -96,16 +97,23 @@ else:
 inline vec load_${t}(${P}) { return ${READ}; }
 
 inline vec load_left_${t}(${P}, uint left, float fill) {
+% if ALIGNED_ROWS:
+    return load_${t}(p);
+% else:
     if (left >= ${WIDTH}) return load_${t}(p);
     float part[${WIDTH}];
     for (uint i = 0; i < ${WIDTH}; i++) part[i] = fill;
     for (uint i = 0; i < left; i++) part[i] = ${load(t, "p", "i")};
     return vload${WIDTH}(0, part);
+% endif
 }
 
 inline void store_${t}(${OUT}, vec v) { ${WRITE}; }
 
 inline void store_left_${t}(${OUT}, uint left, vec v) {
+% if ALIGNED_ROWS:
+    store_${t}(p, v);
+% else:
     if (left >= ${WIDTH}) {
         store_${t}(p, v);
         return;
@@ -113,6 +121,7 @@ inline void store_left_${t}(${OUT}, uint left, vec v) {
     float part[${WIDTH}];
     vstore${WIDTH}(v, 0, part);
     for (uint i = 0; i < left; i++) ${store(t, "p", "i", "part[i]")};
+% endif
 }
 % endfor
 // Through memory at the end: Oclgrind's check for uninitialised values ends the process on shuffles of undefined lanes.
