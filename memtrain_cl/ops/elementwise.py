@@ -7,6 +7,7 @@ remembered, so that a training loop decides each geometry once.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class Walk:
-    """How a kernel walks operands: inner size, outer sizes, and of each operand the inner step and the outer strides."""
+    """How a kernel walks operands: the inner and the outer sizes, and each operand's inner step and outer strides."""
 
     inner: int
     outer: tuple[int, ...]
@@ -81,12 +82,15 @@ def plan_walk(shape: tuple[int, ...], strides: Sequence[Sequence[int]]) -> Walk:
     return Walk(sizes[-1], tuple(sizes[:-1]), tuple(columns[-1]), outer)
 
 
+_Launch = tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]
+
+
 @dataclass(frozen=True, eq=False)
 class _Prepared:
     """A kernel and its launches: (global size, first elements to add to each operand's, the arguments after those)."""
 
     kernel: Kernel
-    launches: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], ...]
+    launches: tuple[_Launch, ...]
     local_size: tuple[int, ...]
     scalar_types: tuple[Any, ...]
 
@@ -102,14 +106,30 @@ def _in_fours(walk: Walk, geometry: tuple[_Geometry, ...]) -> bool:
     )
 
 
+def _looped(walk: Walk) -> tuple[Walk, list[tuple[int, ...]]]:
+    """The walk over the outer dimensions that a kernel takes, and each launch's first elements: beyond those, launches
+    walk the smallest dimensions.
+    """
+    extra = len(walk.outer) - RANKS[-1]
+    if extra <= 0:
+        return walk, [(0,) * len(walk.steps)]
+    order = sorted(range(len(walk.outer)), key=lambda axis: walk.outer[axis])
+    looped, kept = order[:extra], sorted(order[extra:])
+    begins = [
+        tuple(sum(at * own[axis] for at, axis in zip(index, looped, strict=True)) for own in walk.strides)
+        for index in itertools.product(*(range(walk.outer[axis]) for axis in looped))
+    ]
+    strides = tuple(tuple(own[axis] for axis in kept) for own in walk.strides)
+    return Walk(walk.inner, tuple(walk.outer[axis] for axis in kept), walk.steps, strides), begins
+
+
 @functools.lru_cache(maxsize=16384)
 def _prepare(device: Device, formula: Formula, outputs: int, geometry: tuple[_Geometry, ...]) -> _Prepared:
     shape = geometry[0][1]
     walk = plan_walk(shape, [broadcast_strides(shape, own, strides) for _, own, strides, _ in geometry])
+    walk, begins = _looped(walk)
     gpu = groups_share_rows(device.info)
-    rank = next((rank for rank in RANKS if rank >= len(walk.outer)), None)
-    if rank is None:
-        raise UnsupportedDevice(f"expected at most {RANKS[-1] + 1} dimensions that do not merge, got shape {shape}")
+    rank = next(rank for rank in RANKS if rank >= len(walk.outer))
     # One element alone may be read as any of the modes; the steps of a general walk travel as arguments.
     general = any(step not in (0, 1) for step in walk.steps)
     if general and rank == 0:
@@ -137,7 +157,7 @@ def _prepare(device: Device, formula: Formula, outputs: int, geometry: tuple[_Ge
     group = min(GROUP, 1 << (device.info.max_work_group_size.bit_length() - 1))
     scalar_types = tuple(_SCALAR_TYPES[c] for c in formula.scalars)
     if rank == 0:
-        launches = []
+        launches: list[_Launch] = []
         for begin in range(0, walk.inner, FLAT_LIMIT):
             n = min(FLAT_LIMIT, walk.inner - begin)
             tail = (np.uint32(n), np.uint32(1), np.uint32(1), np.uint32(0))
@@ -164,7 +184,8 @@ def _prepare(device: Device, formula: Formula, outputs: int, geometry: tuple[_Ge
         local_size: tuple[int, ...] = (group,)
     else:
         global_size, local_size = (tiles * width, rows), (width, 1)
-    return _Prepared(kernel, ((global_size, (0,) * len(geometry), (*middle, *tail)),), local_size, scalar_types)
+    launches = [(global_size, begin, (*middle, *tail)) for begin in begins]
+    return _Prepared(kernel, tuple(launches), local_size, scalar_types)
 
 
 def launch(formula: Formula, outputs: Sequence[Operand], inputs: Sequence[Operand], *scalars: float) -> None:
