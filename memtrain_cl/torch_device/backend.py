@@ -55,7 +55,7 @@ def register() -> None:
     aten.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
     aten.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
     import_module("memtrain_cl.torch_device.conversion").install()
-    import_module("memtrain_cl.torch_device.loading").install()
+    import_module("memtrain_cl.torch_device.storages").install()
     if torch.accelerator.current_accelerator() == torch.device(NAME) and not has_own_gpu():
         # torch takes the device for the machine's accelerator, whose pinned memory a DataLoader may ask for.
         aten.impl("_pin_memory", _pinned, "CPU")

@@ -133,8 +133,13 @@ def _foreach(func: Any) -> Handler | None:
     if packet is None:
         return None
     each: Callable[..., Any] = packet
+    scaled = name.rstrip("_").endswith(("addcmul", "addcdiv"))
 
     def loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if scaled and len(args) > 2:
+            # Their factors stand third in a list's call, in a tensor's they have a name.
+            factors = args[2].tolist() if isinstance(args[2], torch.Tensor) else args[2]
+            args, kwargs = args[:2], {"value": factors}
         results = []
         for position, tensor in enumerate(self):
             own = [a[position] if isinstance(a, (list, tuple)) else a for a in args]

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+#: torch.utils.checkpoint keeps the random state of a device whose module says this.
+_initialized = True
+
 
 def _index(device: Any = None) -> int:
     if device is None:
@@ -91,11 +94,18 @@ def synchronize(device: Any = None) -> None:
     raise_pending(home)
 
 
+class _NoTypes(list[torch.dtype]):
+    """What torch.autocast looks a type up in when it is to be enabled; checkpoints ask for it disabled, which works."""
+
+    def __contains__(self, dtype: object) -> bool:
+        raise RuntimeError(
+            "autocast is not offered on the device 'opencl'; give the model's tensors the type that you want"
+        )
+
+
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """RuntimeError: autocast is not offered."""
-    raise RuntimeError(
-        "autocast is not offered on the device 'opencl'; give the model's tensors the type that you want"
-    )
+    """None, and a RuntimeError for whoever enables autocast."""
+    return _NoTypes()
 
 
 def _pool(device: Any) -> Any:

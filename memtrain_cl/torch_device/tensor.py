@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from memtrain_cl.device import Device, current_device, device_at
 from memtrain_cl.errors import OutOfMemory
 from memtrain_cl.operand import Operand, empty_operand
 from memtrain_cl.torch_device import engine
 from memtrain_cl.torch_device.registry import RESOLVED, resolve
+from memtrain_cl.torch_device.storages import DeviceStorage
 
 #: torch's types and the names of what a device can hold.
 DTYPES: dict[torch.dtype, str] = {
@@ -131,6 +134,17 @@ class OpenCLTensor(Tensor):
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """What stands for the bytes on the device (see storages.py)."""
+        storage: Any = super().untyped_storage()
+        storage.__class__ = DeviceStorage
+        storage.array = self.operand.array
+        return storage  # type: ignore[no-any-return]
+
+    def data_ptr(self) -> int:
+        """A number by which tensors of the same bytes can be told, and no address."""
+        return self.untyped_storage().data_ptr() + self.operand.offset * self.element_size()
+
     def tolist(self) -> Any:
         """As torch's; waits for the device."""
         return self.detach().cpu().tolist()
@@ -146,6 +160,24 @@ class OpenCLTensor(Tensor):
         """RuntimeError: only tensors of the host can be pinned."""
         raise RuntimeError(f"only dense CPU tensors can be pinned, got one on {self.device}")
 
+
+_dispatch = OpenCLTensor.__torch_dispatch__
+
+
+def _dispatch_in_fork(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    flat, _ = tree_flatten((args, kwargs))
+    for value in flat:
+        if isinstance(value, OpenCLTensor):
+            value.operand.array.device.check_process()
+    return _dispatch(func, types, args, kwargs)
+
+
+def _forked() -> None:
+    OpenCLTensor.__torch_dispatch__ = classmethod(_dispatch_in_fork)  # type: ignore[assignment]
+
+
+# A worker that a DataLoader forks may hold tensors of the parent's; the driver would end it without a word.
+os.register_at_fork(after_in_child=_forked)
 
 _devices: dict[int, torch.device] = {}
 

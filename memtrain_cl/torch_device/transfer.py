@@ -11,6 +11,7 @@ from memtrain_cl import staging
 from memtrain_cl.bridge import host_view
 from memtrain_cl.device import Device
 from memtrain_cl.elements import ELEMENTS
+from memtrain_cl.faults import raise_pending
 from memtrain_cl.operand import Operand
 from memtrain_cl.runtimes import import_pyopencl
 from memtrain_cl.torch_device.tensor import OpenCLTensor, allocated, element_of, opened, wrap
@@ -31,7 +32,10 @@ def upload(operand: Operand, values: np.ndarray[Any, Any]) -> None:
 
 
 def download(operand: Operand, values: np.ndarray[Any, Any]) -> None:
-    """Fill contiguous host memory from a contiguous operand of its type, after the kernels before."""
+    """Fill contiguous host memory from a contiguous operand of its type, after the kernels before.
+
+    Raises what those found wrong in their data (see faults.py).
+    """
     if operand.size == 0:
         return
     device = operand.array.device
@@ -43,6 +47,7 @@ def download(operand: Operand, values: np.ndarray[Any, Any]) -> None:
         )
     else:
         staging.download(device, operand.buffer, values, start)
+    raise_pending(device)
 
 
 def from_host(host: torch.Tensor, device: Device | torch.device | None) -> OpenCLTensor:

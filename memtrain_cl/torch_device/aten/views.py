@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from memtrain_cl.elements import ELEMENTS
-from memtrain_cl.operand import Operand
+from memtrain_cl.operand import Operand, contiguous_strides
 from memtrain_cl.torch_device.geometry import meta_of
-from memtrain_cl.torch_device.loading import Placed
 from memtrain_cl.torch_device.registry import KINDS, Handler, aten, implements, is_composite
+from memtrain_cl.torch_device.storages import DeviceStorage, Placed
 from memtrain_cl.torch_device.tensor import OpenCLTensor, adopt, element_of, view_of
 from memtrain_cl.torch_device.transfer import from_host
 
@@ -141,13 +141,20 @@ def set_source(self: OpenCLTensor, source: OpenCLTensor) -> OpenCLTensor:
 
 @implements(aten.set_.source_Storage_storage_offset)
 def set_storage(self: OpenCLTensor, source: Any, storage_offset: int, size: Any, stride: Any = ()) -> OpenCLTensor:
-    """Make `self` a tensor of a loaded storage's bytes (see loading.py). RuntimeError for any other storage."""
-    if not isinstance(source, Placed) or source.meant_for != self.device:
-        raise RuntimeError(f"a tensor on {self.device} takes no storage; give set_ a tensor")
-    if source.array is None:
+    """Make `self` a tensor of another's storage, or of one that torch.load brought. RuntimeError for other storages."""
+    if source.device != self.device or not isinstance(source, (DeviceStorage, Placed)):
+        raise RuntimeError(f"expected a storage of a tensor on {self.device}, got one on {source.device}")
+    if isinstance(source, Placed) and source.array is None:
         source.array = from_host(source.bytes_on_host(), self.operand.array.device).operand.array
+    strides = tuple(stride) or contiguous_strides(tuple(size))
     whole = Operand(source.array, self.operand.shape, self.operand.strides, 0, self.operand.element)
-    return adopt(self, _within(whole, tuple(size), tuple(stride), storage_offset))
+    return adopt(self, _within(whole, tuple(size), strides, storage_offset))
+
+
+@implements(aten.set_.source_Storage)
+def set_whole_storage(self: OpenCLTensor, source: Any) -> OpenCLTensor:
+    """Make `self` a vector of all that a storage holds."""
+    return set_storage(self, source, 0, (source.nbytes() // self.element_size(),))  # type: ignore[no-any-return]
 
 
 @implements(aten._has_same_storage_numel.default)
