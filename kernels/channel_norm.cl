@@ -6,7 +6,7 @@
 // channel's planes in all images. Plane p reads statistic p / per_statistic % statistics.
 //
 //   moments          mean, variance, rstd = 1 / sqrt(variance + eps) of each row
-//   normalize        y = (x - mean) * rstd * weight + bias
+//   normalize_planes y = (x - mean) * rstd * weight + bias
 //   backward_sums    of each row of planes: sum(grad_y * xhat) and sum(grad_y), xhat = (x - mean) * rstd
 //   coefficients     of each statistic: plain = sum over its channels of weight * sum(grad_y), products = that of
 //                    weight * sum(grad_y * xhat), both divided by its elements
@@ -83,13 +83,13 @@ void moments(const __global ${stored(X)} *x, const ulong x0, __global float *mea
 }
 % endif
 
-% if NAME == "normalize":
+% if NAME == "normalize_planes":
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
-void normalize(const __global ${stored(X)} *x, const ulong x0, const __global float *mean, const ulong mean0,
-               const __global float *rstd, const ulong rstd0, const __global ${stored(W or X)} *weight,
-               const ulong weight0, const __global ${stored(B or X)} *bias, const ulong bias0, __global ${stored(X)} *y,
-               const ulong y0, const uint n, const uint rows, const uint per, const uint per_statistic,
-               const uint statistics, const uint channels) {
+void normalize_planes(const __global ${stored(X)} *x, const ulong x0, const __global float *mean, const ulong mean0,
+                      const __global float *rstd, const ulong rstd0, const __global ${stored(W or X)} *weight,
+                      const ulong weight0, const __global ${stored(B or X)} *bias, const ulong bias0,
+                      __global ${stored(X)} *y, const ulong y0, const uint n, const uint rows, const uint per,
+                      const uint per_statistic, const uint statistics, const uint channels) {
     ${begin()}
         const size_t statistic = row / per_statistic % statistics;
         const size_t channel = row % channels;

@@ -156,7 +156,7 @@ def normalize(
     _require(planes, {"x": x, "y": y}, {"weight": weight, "bias": bias})
     elements = (x.element, _element(weight), _element(bias), "")
     n = planes.space
-    plan = _plan(x.device, "normalize", elements, planes.images * planes.channels, n, 0, aligned_rows(n, x, y))
+    plan = _plan(x.device, "normalize_planes", elements, planes.images * planes.channels, n, 0, aligned_rows(n, x, y))
     return plan.kernel(
         plan.shape.global_size,
         plan.shape.local_size,
