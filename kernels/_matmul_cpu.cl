@@ -184,6 +184,18 @@ inline void multiply_tile(__local float *sums, const __local float *tile, const 
 % endfor
 }
 
+<%
+FETCHED = DENSE and LEFT_TYPE == RIGHT_TYPE == "float32"
+%>
+% if FETCHED:
+// Asks for part `turn` of `turns` of a block of `runs` runs of `length` elements, `lead` apart: what the next block of K copies
+// comes nearer while this one multiplies.
+inline void fetch(const __global float *p, const uint lead, const uint runs, const uint length, const uint turn, const uint turns) {
+    const uint last = (turn + 1) * runs / turns;
+    for (uint run = turn * runs / turns; run < last; run++) prefetch(p + (size_t)run * lead, length);
+}
+
+% endif
 % if not DENSE:
 // A row of sums onto the row of `out`, which holds nothing yet when `first`; scaled by column when that is due, at the `last`.
 inline void add_sums(__global float *target, const __local float *sums, const __global float *scale, const uint columns,
@@ -215,6 +227,9 @@ ${begin()}    const uint n0 = get_global_id(0) * n_per;
     const uint m1 = min(m0 + m_per, M);
     for (uint k0 = k_first; k0 < k_last || k0 == k_first; k0 += ${TILE_K}) {
         const uint kb = min(k_last - k0, ${TILE_K}u);
+% if FETCHED:
+        const uint next = min(k_last - k0 - kb, ${TILE_K}u);
+% endif
         for (uint n = n0; n < n1; n += PANEL) {
             fill_panel(panels + ${TILE_K} * (n - n0), right, ${"" if DENSE else "scale, "}ldb, n, min(n1 - n, (uint)PANEL), k0, kb);
         }
@@ -223,6 +238,23 @@ ${begin()}    const uint n0 = get_global_id(0) * n_per;
             fill_tiles(tiles, left, lda, block, rows, M, k0, kb);
             for (uint m = 0; m < rows; m += ${TILE_M}) {
                 const __local float *tile = tiles + m / ${TILE_M} * TILE_A;
+% if FETCHED:
+                if (next > 0) {
+                    const uint turn = (block - m0 + m) / ${TILE_M};
+                    const uint turns = (m1 - m0 + ${TILE_M - 1}) / ${TILE_M};
+                    const uint k1 = k0 + ${TILE_K};
+% if LEFT == "rows":
+                    fetch(left + (size_t)m0 * lda + k1, lda, m1 - m0, next, turn, turns);
+% else:
+                    fetch(left + (size_t)k1 * lda + m0, lda, next, m1 - m0, turn, turns);
+% endif
+% if RIGHT == "dense_t":
+                    fetch(right + (size_t)n0 * ldb + k1, ldb, n1 - n0, next, turn, turns);
+% else:
+                    fetch(right + (size_t)k1 * ldb + n0, ldb, next, n1 - n0, turn, turns);
+% endif
+                }
+% endif
                 for (uint n = n0; n < n1; n += PANEL) {
 % if DENSE:
                     multiply_tile(sums + (block - m0 + m) * ${TILE_N} + n - n0, tile, panels + ${TILE_K} * (n - n0), kb, k0 == k_first);
