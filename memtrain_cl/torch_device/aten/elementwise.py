@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from memtrain_cl.torch_device.aten.pointwise import pointwise
+from memtrain_cl.torch_device.aten.pointwise import Bodies, pointwise
 from memtrain_cl.torch_device.registry import aten
 
 # ---- one argument, computed in float32 -----------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def _rsub(self: Any, other: Any, *, alpha: Any = 1) -> Any:
     return (self, other, alpha), "y0 = x1 - s0 * x0;"
 
 
-def _binary(body: str) -> Any:
+def binary(body: Bodies) -> Any:
     """`body` over {a} and {b}, either of which may be a number."""
 
     def arrange(self: Any, other: Any) -> Any:
@@ -185,13 +185,13 @@ for _overload in ("Tensor", "Scalar"):
     pointwise(getattr(aten.add, _overload), "", arrange=_add)
     pointwise(getattr(aten.sub, _overload), "", arrange=_sub)
     pointwise(getattr(aten.rsub, _overload), "", arrange=_rsub)
-    pointwise(getattr(aten.mul, _overload), "", arrange=_binary("y0 = {a} * {b};"))
-    pointwise(getattr(aten.div, _overload), "", floats=True, arrange=_binary("y0 = {a} / {b};"))
+    pointwise(getattr(aten.mul, _overload), "", arrange=binary("y0 = {a} * {b};"))
+    pointwise(getattr(aten.div, _overload), "", floats=True, arrange=binary("y0 = {a} / {b};"))
     pointwise(
         getattr(aten.remainder, _overload),
         "",
-        arrange=_binary(
-            {  # type: ignore[arg-type]
+        arrange=binary(
+            {
                 "float": "y0 = remainder_of({a}, {b});",
                 "whole": "y0 = {b} == 0 ? 0 : {a} % {b}; if (y0 != 0 && ((y0 < 0) != ({b} < 0))) y0 += {b};",
             }
@@ -200,15 +200,15 @@ for _overload in ("Tensor", "Scalar"):
     pointwise(
         getattr(aten.fmod, _overload),
         "",
-        arrange=_binary({"float": "y0 = fmod({a}, {b});", "whole": "y0 = {b} == 0 ? 0 : {a} % {b};"}),  # type: ignore[arg-type]
+        arrange=binary({"float": "y0 = fmod({a}, {b});", "whole": "y0 = {b} == 0 ? 0 : {a} % {b};"}),
     )
     for _name, _sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
-        pointwise(getattr(getattr(aten, _name), _overload), "", arrange=_binary(f"y0 = {{a}} {_sign} {{b}};"))
+        pointwise(getattr(getattr(aten, _name), _overload), "", arrange=binary(f"y0 = {{a}} {_sign} {{b}};"))
     for _name, _sign in (("and", "&"), ("or", "|"), ("xor", "^")):
         pointwise(
             getattr(getattr(aten, f"bitwise_{_name}"), _overload),
             "",
-            arrange=_binary({"whole": f"y0 = {{a}} {_sign} {{b}};"}),  # type: ignore[arg-type]
+            arrange=binary({"whole": f"y0 = {{a}} {_sign} {{b}};"}),
         )
 
 _DIV_MODES: dict[Any, Any] = {
@@ -222,13 +222,13 @@ _DIV_MODES: dict[Any, Any] = {
 
 def _div_mode(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode is None:
-        return NotImplemented if not self.is_floating_point() else _binary("y0 = {a} / {b};")(self, other)
-    return _binary(_DIV_MODES[rounding_mode])(self, other)
+        return NotImplemented if not self.is_floating_point() else binary("y0 = {a} / {b};")(self, other)
+    return binary(_DIV_MODES[rounding_mode])(self, other)
 
 
 for _overload in ("Tensor_mode", "Scalar_mode"):
     pointwise(getattr(aten.div, _overload), "", arrange=_div_mode)
-pointwise(aten.floor_divide.default, "", arrange=_binary(_DIV_MODES["floor"]))
+pointwise(aten.floor_divide.default, "", arrange=binary(_DIV_MODES["floor"]))
 for _name, _sign in (("and", "&&"), ("or", "||")):
     pointwise(getattr(aten, f"logical_{_name}").default, f"y0 = (x0 != 0) {_sign} (x1 != 0);")
 pointwise(aten.logical_xor.default, "y0 = (x0 != 0) != (x1 != 0);")
@@ -245,7 +245,7 @@ pointwise(aten.fmin.default, {"float": "y0 = fmin(x0, x1);", "whole": "y0 = min(
 pointwise(aten.atan2.default, "y0 = atan2(x0, x1);", floats=True)
 pointwise(aten.hypot.default, {"float": "y0 = hypot(x0, x1);"})
 for _overload in ("Tensor", "Scalar"):
-    pointwise(getattr(aten.copysign, _overload), "", floats=True, arrange=_binary("y0 = copysign({a}, {b});"))
+    pointwise(getattr(aten.copysign, _overload), "", floats=True, arrange=binary("y0 = copysign({a}, {b});"))
 
 
 def _pow(self: Any, exponent: Any) -> Any:
