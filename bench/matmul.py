@@ -1,4 +1,4 @@
-"""Products with a packed weight decoded inside (forward, grad_input, grad_weight) beside torch's own product."""
+"""Products with a packed weight decoded inside, and dense products in every layout, beside torch's own product."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from bench.counter import layer
 from bench.harness import Bench, Row, host_time
 from bench.peers import cuda_time
 from memtrain_cl.array import DeviceArray, empty, from_numpy
-from memtrain_cl.ops.matmul import launch_forward, launch_grad_input, launch_grad_weight
+from memtrain_cl.elements import ELEMENTS
+from memtrain_cl.operand import Operand, contiguous_strides, empty_operand
+from memtrain_cl.ops.matmul import launch_forward, launch_grad_input, launch_grad_weight, matmul
 from memtrain_cl.reference import decode_dense
 
 
@@ -62,6 +64,54 @@ def bench_products(bench: Bench, tokens: int, out: int, columns: int) -> None:
         bench.add(Row("matmul", size, us, moved, flops, error=f"{error:.1e} relative", peers=_peer(left, right)))
 
 
+def _operand(bench: Bench, tensor: torch.Tensor) -> Operand:
+    """A copy of the tensor on the device, its last two dimensions as they lie in memory."""
+    transposed = not tensor.is_contiguous()
+    stored = tensor.transpose(-1, -2) if transposed else tensor
+    array = from_numpy(bench.device, stored.contiguous().reshape(-1).view(torch.uint8).numpy())
+    whole = Operand(array, tuple(stored.shape), contiguous_strides(stored.shape), 0, str(tensor.dtype)[6:])
+    if not transposed:
+        return whole
+    return whole.viewed(tensor.shape, (*whole.strides[:-2], whole.strides[-1], whole.strides[-2]))
+
+
+def _dense_time(bench: Bench, launch: Callable[[], Any]) -> float:
+    """Median microseconds of a product, which may be two kernels: of runs of ten on GPUs, of single ones on CPUs."""
+    count = 10 if bench.events else 1
+
+    def several(_turn: int) -> None:
+        for _ in range(count):
+            launch()
+        bench.device.queue.finish()
+
+    several(0)
+    return host_time(several, 5 if bench.events else bench.repeats) / count
+
+
+def bench_dense(bench: Bench, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
+    """left @ right; transposed tensors are read as they lie."""
+    a, b = _operand(bench, left), _operand(bench, right)
+    shape = (*left.shape[:-1], right.shape[-1])
+    out = empty_operand(bench.device, shape, a.element)
+    matmul(a, b, out)
+    found = torch.from_numpy(out.array.numpy()).view(left.dtype)[: out.size].reshape(shape)[..., :64, :].double()
+    expected = left[..., :64, :].double() @ right.double()
+    error = float((found - expected).norm() / expected.norm())
+    us = _dense_time(bench, lambda: matmul(a, b, out))
+    moved = (left.numel() + right.numel() + out.size) * ELEMENTS[a.element].itemsize
+    size = f"{name} {'x'.join(str(value) for value in (*shape, left.shape[-1]))} {a.element}"
+    flops = 2 * out.size * left.shape[-1]
+    bench.add(Row("matmul", size, us, moved, flops, error=f"{error:.1e} relative", peers=_peer(left, right)))
+
+
+def bench_dense_layer(bench: Bench, tokens: int, out: int, columns: int, dtype: torch.dtype) -> None:
+    """The three products of a dense layer."""
+    x, grad, weight = (torch.randn(shape).to(dtype) for shape in ((tokens, columns), (tokens, out), (out, columns)))
+    bench_dense(bench, "dense forward", x, weight.t())
+    bench_dense(bench, "dense grad_input", grad, weight)
+    bench_dense(bench, "dense grad_weight", grad.t(), x)
+
+
 def run(bench: Bench) -> None:
     """Layers of the demo model on CPUs, of a large one on GPUs."""
     shapes = (
@@ -71,3 +121,15 @@ def run(bench: Bench) -> None:
     )
     for tokens, out, columns in shapes:
         bench_products(bench, tokens, out, columns)
+    square = torch.randn(4096, 4096)
+    bench_dense(bench, "dense", square, torch.randn(4096, 4096))
+    layers = (
+        [(8192, 3072, 768), (8192, 768, 768), (2048, 768, 768)] if bench.events else [(512, 688, 256), (512, 256, 256)]
+    )
+    for tokens, out, columns in layers:
+        bench_dense_layer(bench, tokens, out, columns, torch.float32)
+    bench_dense_layer(bench, *layers[0], torch.bfloat16)
+    bench_dense(bench, "dense batch", torch.randn(48, 128, 64), torch.randn(48, 64, 128))
+    bench_dense(bench, "matrix-vector", square, torch.randn(4096, 1))
+    bench_dense(bench, "vector-matrix", torch.randn(1, 4096), square)
+    bench_dense(bench, "dot", torch.randn(1, 1 << 24), torch.randn(1 << 24, 1))
