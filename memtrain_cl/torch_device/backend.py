@@ -127,6 +127,19 @@ def load() -> None:
         import_module(f"{families.__name__}.{family.name}")
     import_module("memtrain_cl.torch_device.derive")
     import_module("memtrain_cl.torch_device.engine").install()
+    _hide_from_compilers()
+
+
+def _hide_from_compilers() -> None:
+    """Let torch.compile not look into operations: it would take them for a part of the model, for minutes."""
+    from torch._C._dynamo import eval_frame
+
+    tensor: Any = import_module("memtrain_cl.torch_device.tensor").OpenCLTensor
+    skip = getattr(eval_frame, "_FrameAction", None)
+    if skip is not None:
+        strategy = eval_frame._FrameExecStrategy(skip.SKIP, skip.SKIP)
+        for function in (tensor.__torch_dispatch__.__func__, _without_tensors, _Factory.__call__):
+            eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 
 def prepare(device: Device) -> None:

@@ -126,7 +126,10 @@ def run_on_host(func: Any, args: Any, kwargs: Any) -> Any:
             device, value = value, torch.device("cpu")
         moved.append(hosts.get(id(value), value) if isinstance(value, OpenCLTensor) else value)
     host_args, host_kwargs = tree_unflatten(moved, spec)
-    results, result_spec = tree_flatten(func(*host_args, **host_kwargs))
+    try:
+        results, result_spec = tree_flatten(func(*host_args, **host_kwargs))
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{name} has no OpenCL kernel for these arguments, and none on the host") from error
     changed = _written(func, args, kwargs)
     nbytes = 0
     for key, tensor in guests.items():
