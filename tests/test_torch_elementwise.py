@@ -380,7 +380,7 @@ def test_targets_that_cannot_hold_the_result_are_refused(device: Device) -> None
         x[:1].add_(x)
     with pytest.raises(RuntimeError, match="can't be cast to the desired output type"):
         i.mul_(2.5)
-    with pytest.raises(RuntimeError, match="can.t be cast"):
+    with pytest.raises(RuntimeError, match="be cast"):
         i.div_(2)
     with pytest.raises(RuntimeError, match="broadcast"):
         x + x.t()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memtrain_cl.torch_device.aten.copy import copy_, fresh_copy, resize_, strided_like
+from memtrain_cl.torch_device.aten.copy import copy_, fresh_copy, resize_, resized_out, strided_like
 from memtrain_cl.torch_device.aten.factories import fill
 from memtrain_cl.torch_device.aten.views import as_strided
 from memtrain_cl.torch_device.registry import aten, implements
@@ -92,12 +92,11 @@ def _spaced(func: Any) -> Any:
     return handler
 
 
-@implements(aten.logspace.default)
-def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, **options: Any) -> Any:
+@implements(aten.logspace.out)
+def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, out: OpenCLTensor) -> OpenCLTensor:
     """base to the powers of a range."""
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    element_of(dtype)
-    return torch.pow(base, torch.linspace(start, end, steps, dtype=torch.float32, **options)).to(dtype)
+    powers = torch.linspace(start, end, steps, dtype=torch.float32, device=out.device)
+    return resized_out(out, torch.pow(base, powers).operand)  # type: ignore[attr-defined]
 
 
 for _overload in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):

@@ -38,6 +38,11 @@ def fill(operand: Operand, value: float) -> None:
     launch(_FILL[compute], (operand,), (), float(value) if compute == "float" else int(value))
 
 
+def _require_sizes(size: Sequence[int]) -> None:
+    if min(size, default=0) < 0:
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+
+
 def _strided(target: torch.device | None, layout: Any) -> None:
     if layout not in (None, torch.strided):
         raise TypeError(f"expected a dense tensor on the device 'opencl', got layout {layout} on {target}")
@@ -47,6 +52,7 @@ def _new(
     size: Sequence[int], dtype: torch.dtype | None, layout: Any, device: torch.device | None, memory_format: Any = None
 ) -> OpenCLTensor:
     _strided(device, layout)
+    _require_sizes(size)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if dtype == torch.float64 and torch.get_default_dtype() == torch.float64:
         raise TypeError("the device 'opencl' holds no float64; set torch.set_default_dtype(torch.float32)")
@@ -83,6 +89,7 @@ def empty_strided(
 ) -> OpenCLTensor:
     """An uninitialised tensor of these strides."""
     _strided(device, layout)
+    _require_sizes(size)
     shape, strides = tuple(size), tuple(stride)
     span = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     element = element_of(torch.get_default_dtype() if dtype is None else dtype)
