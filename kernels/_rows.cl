@@ -177,7 +177,7 @@ inline vec vec_exp(vec x) {
     series = series * r + 1.0f;
     series = series * r + 1.0f;
     const vec power = as_float8((as_int8(shifted) << 23) + 0x3f800000);
-    // min may lose a NaN, which x * 0 brings back.
-    return as_float8(as_int8(series * power + x * 0.0f) & ~(x < -87.33f));
+    // min may lose a NaN.
+    return as_float8((as_int8(series * power) & ~(x < -87.33f)) | (isnan(x) & 0x7fc00000));
 }
 % endif
