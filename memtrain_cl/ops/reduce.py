@@ -37,7 +37,8 @@ FEW_GROUPS_PER_UNIT = 4
 PANEL = 32
 SMALLEST_PART = 4096
 
-_LIMIT = 1 << 32
+#: Results, and places counted, that a kernel can name: fewer than this.
+MOST = 1 << 32
 
 
 class Layout(NamedTuple):
@@ -193,7 +194,7 @@ def _plan(
         raise ValueError(
             f"expected dimensions {dims} of shape {shape} to be one run of elements, got strides {strides}"
         )
-    if at.kept >= _LIMIT or (op in ORDERED and at.length >= _LIMIT):
+    if at.kept >= MOST or (op in ORDERED and at.length >= MOST):
         raise ValueError(f"expected fewer than 2^32 results and counted places, got {at.kept} and {at.length}")
     gpu = groups_share_rows(device.info)
     how = _gpu_shape(device.info, at) if gpu else _cpu_shape(device.info, at)
