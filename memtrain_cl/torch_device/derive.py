@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -135,9 +134,19 @@ def _foreach(func: Any) -> Handler | None:
     packet = getattr(aten, name.removeprefix("_foreach_"), None)
     if name.removeprefix("_foreach_") == "norm":
         packet = aten.linalg_vector_norm
-    if packet is None:
+    each: Any = packet
+    if packet is None and in_place:
+        # Of maximum_ and its like there is no form for one tensor.
+        functional = getattr(aten, name.removeprefix("_foreach_").removesuffix("_"), None)
+        if functional is None:
+            return None
+
+        def written(tensor: OpenCLTensor, *args: Any, **kwargs: Any) -> Any:
+            return tensor.copy_(functional(tensor, *args, **kwargs))
+
+        each = written
+    elif packet is None:
         return None
-    each: Callable[..., Any] = packet
     scaled = name.rstrip("_").endswith(("addcmul", "addcdiv"))
 
     def loop(self: Any, *args: Any, **kwargs: Any) -> Any:
