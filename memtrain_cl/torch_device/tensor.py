@@ -120,7 +120,8 @@ class OpenCLTensor(Tensor):
         grad = ", requires_grad=True" if self.is_leaf and self.requires_grad else ""
         if self.grad_fn is not None:
             grad = f", grad_fn=<{type(self.grad_fn).__name__}>"
-        return f"{text[:-1]}, device='{self.device}'{grad})"
+        head = "Parameter containing:\n" if getattr(self, "_is_param", False) else ""
+        return f"{head}{text[:-1]}, device='{self.device}'{grad})"
 
     def numpy(self, *, force: bool = False) -> Any:
         """TypeError unless `force`, as of any device but the host."""

@@ -17,10 +17,11 @@ from memtrain_cl.ops.elementwise import Formula, launch
 from memtrain_cl.torch_device.registry import aten, implements
 from memtrain_cl.torch_device.tensor import OpenCLTensor
 
-# s0 lr, s1 1 - beta1, s2 beta2, s3 1 - beta2, s4 weight_decay, s5 eps, s6 log(beta1), s7 log(beta2), s8 sign of the gradient
+# s0 lr, s1 1 - beta1, s2 beta2, s3 1 - beta2, s4 weight_decay, s5 eps, s6 log(beta1), s7 log(beta2), s8 gradient's sign
 _HEAD = "float g = x1 * s8; float p = x0;"
 _DECAY = {False: " g += s4 * p;", True: " p -= s0 * s4 * p;"}
-_MOMENTS = " y1 = x2 + s1 * (g - x2); y2 = s2 * x3 + s3 * g * g;"
+# As lerp: exact for beta1 = 0 too.
+_MOMENTS = " y1 = s1 < 0.5f ? x2 + s1 * (g - x2) : g + (s1 - 1.0f) * (g - x2); y2 = s2 * x3 + s3 * g * g;"
 _MAXIMUM = {False: " const float w = y2;", True: " const float w = fmax(x5, y2); y3 = w;"}
 _STEP = " y0 = p - s0 / -expm1(x4 * s6) * y1 / (sqrt(w) / sqrt(-expm1(x4 * s7)) + s5);"
 
