@@ -50,12 +50,12 @@ def check(
     mean = None if rms else empty_operand(device, (rows,), "float32")
     w = None if weight is None else operand_of(device, weight, 4)
     b = None if bias is None else operand_of(device, bias, 1)
-    norm(operand_of(device, x, 3), w, b, y, mean, rstd, eps=eps)
+    norm(operand_of(device, x, 3), w, b, y, mean, rstd, n=n, eps=eps)
     assert_near(y, wanted, TOLERANCE[dtype], "y")
     grad_x = like(device, x)
     grad_w = None if weight is None else like(device, weight)
     grad_b = None if bias is None else like(device, bias)
-    norm_backward(operand_of(device, grad, 8), operand_of(device, x), mean, rstd, w, grad_x, grad_w, grad_b)
+    norm_backward(operand_of(device, grad, 8), operand_of(device, x), mean, rstd, w, grad_x, grad_w, grad_b, n=n)
     assert_near(grad_x, xd.grad, TOLERANCE[dtype], "grad_x")
     for got, leaf_ in ((grad_w, wd), (grad_b, bd)):
         if got is not None and leaf_ is not None:
@@ -84,7 +84,7 @@ def test_rows_of_sixteen_bits(shaped: Device, dtype: torch.dtype, weights: str) 
 def test_a_large_mean_does_not_cancel(shaped: Device) -> None:
     x = torch.randn(3, 1030) * 1e-2 + 100
     y, mean, rstd = like(shaped, x), empty_operand(shaped, (3,), "float32"), empty_operand(shaped, (3,), "float32")
-    norm(operand_of(shaped, x), None, None, y, mean, rstd, eps=0.0)
+    norm(operand_of(shaped, x), None, None, y, mean, rstd, n=1030, eps=0.0)
     torch.testing.assert_close(tensor_of(y).double(), F.layer_norm(x.double(), (1030,), eps=0.0), rtol=1e-2, atol=1e-2)
 
 
@@ -106,12 +106,15 @@ def test_the_same_sums_again(shaped: Device) -> None:
 def test_operands_that_do_not_fit(device: Device) -> None:
     x = operand_of(device, torch.randn(3, 4))
     rstd = empty_operand(device, (3,), "float32")
-    with pytest.raises(ValueError, match=r"expected weight contiguous of shape \[4\]"):
-        norm(x, operand_of(device, torch.randn(3)), None, like(device, torch.empty(3, 4)), None, rstd, eps=0.0)
-    with pytest.raises(TypeError, match="expected y of float32, got float16"):
-        norm(x, None, None, like(device, torch.empty(3, 4), "float16"), None, rstd, eps=0.0)
+    y = like(device, torch.empty(3, 4))
+    with pytest.raises(ValueError, match="expected weight or bias contiguous, 4 elements of float32"):
+        norm(x, operand_of(device, torch.randn(3)), None, y, None, rstd, n=4, eps=0.0)
+    with pytest.raises(ValueError, match="expected y contiguous, 12 elements of float32"):
+        norm(x, None, None, like(device, torch.empty(3, 4), "float16"), None, rstd, n=4, eps=0.0)
     with pytest.raises(ValueError, match="expected no gradient of a bias"):
-        norm_backward(x, x, None, rstd, None, x, None, operand_of(device, torch.randn(4)))
+        norm_backward(x, x, None, rstd, None, y, None, operand_of(device, torch.randn(4)), n=4)
+    with pytest.raises(ValueError, match="expected grad_y contiguous, 12 elements"):
+        norm_backward(operand_of(device, torch.randn(3, 3)), x, None, rstd, None, y, None, None, n=4)
 
 
 # ---- norms by channels ----

@@ -86,13 +86,17 @@ def _element(operand: Operand | None) -> str:
     return "" if operand is None else operand.element
 
 
-def _require(planes: Planes, same: dict[str, Operand], channels: dict[str, Operand | None]) -> None:
+def _require(
+    planes: Planes, same: dict[str, Operand], channels: dict[str, Operand | None], *statistics: Operand
+) -> None:
     first = next(iter(same.values()))
     for name, operand in same.items():
         require_rows(name, operand, planes.shape, FLOATING if operand is first else (first.element,))
     for name, channel in channels.items():
         if channel is not None:
             require_rows(name, channel, (planes.channels,), FLOATING)
+    for statistic in statistics:
+        require_rows("mean and rstd", statistic, (planes.statistics,), ("float32",))
 
 
 def moments(
@@ -110,9 +114,8 @@ def moments(
     running: mean and variance [channels] of one element, which move by `momentum` towards this batch's (the variance's
     to that of a sample). The launch's event; x must not be empty.
     """
-    _require(planes, {"x": x}, dict(zip(("running_mean", "running_var"), running or (None, None), strict=True)))
-    for name, statistic in (("mean", mean), ("rstd", rstd)):
-        require_rows(name, statistic, (planes.statistics,), ("float32",))
+    moving = dict(zip(("running_mean", "running_var"), running or (None, None), strict=True))
+    _require(planes, {"x": x}, moving, mean, rstd)
     if planes.groups:
         rows, n, segments = planes.statistics, planes.count, 1
     else:
@@ -153,7 +156,7 @@ def normalize(
     y: Operand,
 ) -> Any:
     """y = (x - mean)*rstd*weight + bias over [images, channels, space]; the launch's event."""
-    _require(planes, {"x": x, "y": y}, {"weight": weight, "bias": bias})
+    _require(planes, {"x": x, "y": y}, {"weight": weight, "bias": bias}, mean, rstd)
     elements = (x.element, _element(weight), _element(bias), "")
     n = planes.space
     plan = _plan(x.device, "normalize_planes", elements, planes.images * planes.channels, n, 0, aligned_rows(n, x, y))
@@ -179,7 +182,7 @@ def normalize(
 
 def backward_sums(grad_y: Operand, x: Operand, planes: Planes, mean: Operand, rstd: Operand) -> Operand:
     """sum(grad_y*xhat) and sum(grad_y) by channel: float32 [images, 2, channels], of a batch norm [1, 2, channels]."""
-    _require(planes, {"grad_y": grad_y, "x": x}, {})
+    _require(planes, {"grad_y": grad_y, "x": x}, {}, mean, rstd)
     n = planes.space
     if planes.groups:
         rows, segments = planes.images * planes.channels, 1
@@ -220,7 +223,7 @@ def backward(
 
     sums: of `backward_sums`; None where the statistics do not depend on x, which leaves grad_x = rstd*gw.
     """
-    _require(planes, {"grad_y": grad_y, "x": x, "grad_x": grad_x}, {"weight": weight})
+    _require(planes, {"grad_y": grad_y, "x": x, "grad_x": grad_x}, {"weight": weight}, mean, rstd)
     elements = (x.element, _element(weight), "", "")
     n = planes.space
     aligned = aligned_rows(n, x, grad_y, grad_x)

@@ -1,8 +1,8 @@
 """Launchers of kernels/norm.cl: layer norm and root-mean-square norm over the rows of [rows, n], and their backwards.
 
 x, y and their gradients are of one element, float32, float16 or bfloat16; weight and bias of one element, which may be
-another; mean and rstd float32 [rows]. Everything is contiguous and computed in float32. Gradients of weight and bias
-are summed in a fixed order, without atomics.
+another; mean and rstd float32, one a row. Everything is contiguous, of any shape, and computed in float32. Gradients of
+weight and bias are summed in a fixed order, without atomics.
 """
 
 from __future__ import annotations
@@ -45,21 +45,16 @@ def _offset(operand: Operand | None) -> np.uint64:
     return np.uint64(operand.offset if operand is not None else 0)
 
 
-def _require(
-    x: Operand, same: dict[str, Operand], statistics: dict[str, Operand | None], columns: dict[str, Operand | None]
-) -> tuple[int, int]:
-    """(rows, n) of x; TypeError or ValueError where another operand does not fit it."""
-    require_rows("x", x, x.shape, FLOATING)
-    rows, n = x.shape
-    for name, operand in same.items():
-        require_rows(name, operand, (rows, n), (x.element,))
-    for name, statistic in statistics.items():
-        if statistic is not None:
-            require_rows(name, statistic, (rows,), ("float32",))
-    found = [(name, column) for name, column in columns.items() if column is not None]
-    for name, column in found:
-        require_rows(name, column, (n,), (found[0][1].element,) if found[0][1].element in FLOATING else FLOATING)
-    return rows, n
+def _require(name: str, operand: Operand | None, size: int, element: str) -> None:
+    if operand is not None and not (operand.element == element and operand.size == size and operand.contiguous):
+        raise ValueError(f"expected {name} contiguous, {size} elements of {element}, got {operand}")
+
+
+def _rows(x: Operand, n: int) -> int:
+    if x.element not in FLOATING:
+        raise TypeError(f"expected x of {' or '.join(FLOATING)}, got {x.element}")
+    _require("x", x, x.size, x.element)
+    return x.size // n if n else 0
 
 
 def norm(
@@ -70,17 +65,23 @@ def norm(
     mean: Operand | None,
     rstd: Operand,
     *,
+    n: int,
     eps: float,
 ) -> Any:
-    """y = (x - mean)*rstd*weight + bias with the mean and rstd = 1/sqrt(variance + eps) of each row of x [rows, n].
+    """y = (x - mean)*rstd*weight + bias with the mean and rstd = 1/sqrt(variance + eps) of each row, n elements of x.
 
-    mean None: the root-mean-square norm, rstd = 1/sqrt(mean of squares + eps). weight, bias [n] or None. The launch's
-    event, None where x is empty.
+    mean None: the root-mean-square norm, rstd = 1/sqrt(mean of squares + eps). weight, bias: n elements or None. The
+    launch's event, None where x is empty.
     """
-    rows, n = _require(x, {"y": y}, {"mean": mean, "rstd": rstd}, {"weight": weight, "bias": bias})
+    rows = _rows(x, n)
     if x.size == 0:
         return None
     columns = [operand for operand in (weight, bias) if operand is not None]
+    _require("y", y, rows * n, x.element)
+    _require("mean", mean, rows, "float32")
+    _require("rstd", rstd, rows, "float32")
+    for operand in columns:
+        _require("weight or bias", operand, n, columns[0].element)
     aligned = aligned_rows(n, x, y, *columns)
     elements = (x.element, weight.element if weight else "", bias.element if bias else "")
     plan = _plan(x.device, "norm_forward", mean is None, elements, rows, n, aligned, False)
@@ -113,6 +114,8 @@ def norm_backward(
     grad_x: Operand,
     grad_weight: Operand | None,
     grad_bias: Operand | None,
+    *,
+    n: int,
 ) -> Any:
     """Gradients of `norm` by x, weight and bias; the last launch's event, None where x is empty.
 
@@ -122,12 +125,18 @@ def norm_backward(
     mean None: the root-mean-square norm, without mean(gw) and without a bias. grad_weight, grad_bias: None where not
     wanted; of weight's element.
     """
-    columns = {"weight": weight, "grad_weight": grad_weight, "grad_bias": grad_bias}
-    rows, n = _require(x, {"grad_y": grad_y, "grad_x": grad_x}, {"mean": mean, "rstd": rstd}, columns)
     if mean is None and grad_bias is not None:
         raise ValueError("expected no gradient of a bias from the root-mean-square norm, which has none")
+    rows = _rows(x, n)
     if x.size == 0:
         return None
+    _require("grad_y", grad_y, rows * n, x.element)
+    _require("grad_x", grad_x, rows * n, x.element)
+    _require("mean", mean, rows, "float32")
+    _require("rstd", rstd, rows, "float32")
+    columns = [operand for operand in (weight, grad_weight, grad_bias) if operand is not None]
+    for operand in columns:
+        _require("weight or its gradient or the bias's", operand, n, columns[0].element)
     wanted = grad_weight or grad_bias
     aligned = aligned_rows(n, x, grad_y, grad_x, *((weight,) if weight else ()))
     elements = (x.element, weight.element if weight else "", "")
@@ -165,9 +174,8 @@ def column_sums(parts: Operand, first: Operand | None, second: Operand | None) -
         return None
     count, lines, n = parts.shape
     require_rows("parts", parts, parts.shape, ("float32",))
-    for name, target in (("first", first), ("second", second)):
-        if target is not None:
-            require_rows(name, target, (n,), (wanted.element,))
+    _require("first", first, n, wanted.element)
+    _require("second", second, n, wanted.element)
     columns = 2 * n if second is not None else n
     kernel, gpu = _sums_kernel(parts.device, wanted.element)
     begins = first or empty_operand(parts.device, (n,), wanted.element)

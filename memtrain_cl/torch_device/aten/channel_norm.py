@@ -108,7 +108,7 @@ def native_group_norm_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     """Gradients of input, weight and bias, None where output_mask says so."""
-    if not floating(input, weight) or not one_element(grad_out, input):
+    if not floating(input, weight) or not one_element(grad_out, input) or grad_out.shape != input.shape:
         return NotImplemented
     planes = Planes(N, C, HxW, group)
     numbers = _numbers(mean), _numbers(rstd)
@@ -223,7 +223,9 @@ def native_batch_norm_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     """Gradients of input, weight and bias, None where output_mask says so."""
-    if not floating(input, weight) or not one_element(grad_out, input) or input.operand.size == 0:
+    if not floating(input, weight) or not one_element(grad_out, input) or grad_out.shape != input.shape:
+        return NotImplemented
+    if input.operand.size == 0:
         return NotImplemented
     if train and save_mean is not None and save_invstd is not None:
         numbers = _numbers(save_mean), _numbers(save_invstd)

@@ -41,10 +41,6 @@ def vector(tensor: OpenCLTensor | None) -> Operand | None:
     return None if tensor is None else contiguous(tensor.operand).viewed((tensor.operand.size,))
 
 
-def _matrix(operand: Operand, rows: int, n: int) -> Operand:
-    return contiguous(operand).viewed((rows, n))
-
-
 def _split(shape: tuple[int, ...], normalized: int) -> tuple[int, int, tuple[int, ...]]:
     """(rows, elements of a row, shape of a number a row) where the last `normalized` dimensions make a row."""
     outer = shape[: len(shape) - normalized]
@@ -64,7 +60,7 @@ def native_layer_norm(
         return NotImplemented
     check(aten.native_layer_norm.default, input, tuple(normalized_shape), weight, bias, eps)
     x = input.operand
-    rows, n, per_row = _split(x.shape, len(normalized_shape))
+    _, n, per_row = _split(x.shape, len(normalized_shape))
     out = allocated(x.device, x.shape, x.element)
     mean, rstd = (allocated(x.device, per_row, "float32") for _ in range(2))
     if n == 0:
@@ -72,12 +68,13 @@ def native_layer_norm(
         fill(mean, 0.0)
         fill(rstd, math.nan)
     launch.norm(
-        _matrix(x, rows, n),
-        vector(weight),
-        vector(bias),
-        out.viewed((rows, n)),
-        mean.viewed((rows,)),
-        rstd.viewed((rows,)),
+        contiguous(x),
+        None if weight is None else contiguous(weight.operand),
+        None if bias is None else contiguous(bias.operand),
+        out,
+        mean,
+        rstd,
+        n=n,
         eps=eps,
     )
     return wrap(out), wrap(mean), wrap(rstd)
@@ -96,27 +93,27 @@ def _backward(
     """Gradients of input, weight and bias, those that are wanted; `like`: what has the shape of weight and bias."""
     x = input.operand
     rows, n, _ = _split(x.shape, normalized)
-    grads: list[Operand | None] = [allocated(x.device, x.shape, x.element)]
-    for wanted in wants[1:]:
-        shaped = like if wanted and like is not None else None
-        grads.append(None if shaped is None else allocated(x.device, shaped.operand.shape, shaped.operand.element))
-    first = grads[0]
-    columns = [None if grad is None else grad.viewed((n,)) for grad in grads[1:]]
+    grad_x = allocated(x.device, x.shape, x.element)
+    columns = [
+        allocated(x.device, like.operand.shape, like.operand.element) if wanted and like is not None else None
+        for wanted in wants[1:]
+    ]
     if rows == 0:
         for column in columns:
             if column is not None:
                 fill(column, 0.0)
     launch.norm_backward(
-        _matrix(grad_out.operand, rows, n),
-        _matrix(x, rows, n),
-        None if mean is None else contiguous(mean.operand).viewed((rows,)),
-        contiguous(rstd.operand).viewed((rows,)),
-        vector(weight),
-        first.viewed((rows, n)) if first is not None else _matrix(x, rows, n),
+        contiguous(grad_out.operand),
+        contiguous(x),
+        None if mean is None else contiguous(mean.operand),
+        contiguous(rstd.operand),
+        None if weight is None else contiguous(weight.operand),
+        grad_x,
         columns[0],
         columns[1] if len(columns) > 1 else None,
+        n=n,
     )
-    kept = [grad if wanted else None for grad, wanted in zip(grads, wants, strict=True)]
+    kept = [grad_x if wants[0] else None, *columns]
     return tuple(None if grad is None else wrap(grad) for grad in kept)
 
 
@@ -152,18 +149,19 @@ def fused_rms_norm(
         return NotImplemented
     check(aten.rms_norm.default, input, tuple(normalized_shape), weight, eps)
     x = input.operand
-    rows, n, per_row = _split(x.shape, len(normalized_shape))
+    _, n, per_row = _split(x.shape, len(normalized_shape))
     out = allocated(x.device, x.shape, x.element)
     rstd = allocated(x.device, per_row, "float32")
     if n == 0:
         fill(rstd, math.nan)
     launch.norm(
-        _matrix(x, rows, n),
-        vector(weight),
+        contiguous(x),
+        None if weight is None else contiguous(weight.operand),
         None,
-        out.viewed((rows, n)),
+        out,
         None,
-        rstd.viewed((rows,)),
+        rstd,
+        n=n,
         eps=_SMALLEST if eps is None else eps,
     )
     return wrap(out), wrap(rstd)
