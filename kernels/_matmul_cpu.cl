@@ -1,7 +1,11 @@
 // CPU shape: a work-item computes m_per rows by n_per columns of the result. For each TILE_K of K it copies its columns of the
 // right operand into panels (decoded, transposed, widened to float), then its rows of the left operand, TILE_ROWS at a time, into
 // tiles, and multiplies a tile of TILE_M rows by a panel with the sums in registers. So every inner loop reads unit strides, and
-// large matrices are read once in about a hundred rows and columns of the result, whatever their strides.
+// matrices are read once in about two hundred rows and columns of the result.
+//
+// Of a large operand even these reads cost: each row lies in a page of its own, and more pages than a processor remembers. Such
+// operands are packed first: pack_panels writes the right one's panels one behind the other, RIGHT "panels" [N/PANEL][K][PANEL],
+// and pack_tiles the left one's tiles as an item would, TILED [M/TILE_ROWS][K/TILE_K][tiles].
 //
 // Sums between blocks of K wait in local memory where HELD_ROWS rows of the item fit (dense), in `out` itself where an item has
 // more rows, to pay for decoding its panels (counter).
@@ -15,6 +19,9 @@ TILE_A = TILE_K * TILE_M + 4 * CHUNKS - TILE_M
 SUM_ROWS = HELD_ROWS if DENSE else TILE_M
 SUM_COLUMNS = TILE_N if DENSE else PANEL
 V = f"float{WIDTH}"
+PANEL_SPACE = "__local" if LEFT else "__global"
+TILE_SPACE = "__global" if TILED or not RIGHT else "__local"
+BLOCK_A = TILE_ROWS // TILE_M * TILE_A
 %>
 #define PANEL ${PANEL}
 #define TILE_A ${TILE_A}
@@ -40,10 +47,15 @@ def one_of(e):
     code = f"cc_unpack_1(row{e}, k0 + k)" if PACKED else f"row{e}[k0 + k]"
     return f"code_ternary_1(convert_float(as_int((uint){code})) - {3 * C - 2}.0f)"
 %>
+% if RIGHT:
 // Columns n0 .. n0 + columns of rows k0 .. k0 + kb as panels of [TILE_K][PANEL]; zeros fill the last panel.
-inline void fill_panel(__local float *panel, const __global ${RIGHT_STORED} *right, ${"" if DENSE else "const __global float *scale, "}const uint ldb,
+inline void fill_panel(${PANEL_SPACE} float *panel, const __global ${RIGHT_STORED} *right, ${"" if DENSE else "const __global float *scale, "}const uint ldb,
                        const uint n0, const uint columns, const uint k0, const uint kb) {
-% if RIGHT == "dense":
+% if RIGHT == "panels":
+    // Whole panels, padded with zeros; ldb is their length.
+    const size_t source = ((size_t)(n0 / PANEL) * ldb + k0) * PANEL;
+    for (uint i = 0; i < kb * PANEL; i += 8) vstore8(right_8(right, source + i), 0, panel + i);
+% elif RIGHT == "dense":
     for (uint k = 0; k < kb; k++) {
         const size_t source = (size_t)(k0 + k) * ldb + n0;
         if (columns == PANEL) {
@@ -121,15 +133,29 @@ inline void fill_panel(__local float *panel, const __global ${RIGHT_STORED} *rig
 % endif
 }
 
+% endif
+% if not LEFT:
+// A work-item makes TILE_K rows of one panel.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void pack_panels(const __global ${stored(RIGHT_TYPE)} *right, __global float *panels, const ulong right0, const ulong right_z,
+                 const uint N, const uint K, const uint ldb) {
+    const uint n = get_global_id(0) * PANEL;
+    const uint k = get_global_id(1) * ${TILE_K};
+    const size_t panel = get_global_id(2) * get_global_size(0) + get_global_id(0);
+    fill_panel(panels + (panel * K + k) * PANEL, right + right0 + get_global_id(2) * right_z, ldb, n, min(N - n, (uint)PANEL), k,
+               min(K - k, ${TILE_K}u));
+}
+% else:
+% if not TILED:
 // Rows m0 .. m0 + rows as tiles of ${"[TILE_M][TILE_K]" if LEFT == "rows" else "[TILE_K][TILE_M]"}. Rows beyond the end repeat the last one; their sums are not stored.
-inline void fill_tiles(__local float *tiles, const __global ${stored(LEFT_TYPE)} *a, const uint lda, const uint m0, const uint rows,
+inline void fill_tiles(${TILE_SPACE} float *tiles, const __global ${stored(LEFT_TYPE)} *a, const uint lda, const uint m0, const uint rows,
                        const uint M, const uint k0, const uint kb) {
 % if LEFT == "rows":
-    __local float *tile = tiles;
+    ${TILE_SPACE} float *tile = tiles;
     for (uint m = 0; m < rows; m += ${TILE_M}, tile += TILE_A) {
         for (uint i = 0; i < ${TILE_M}; i++) {
             const size_t source = (size_t)(m0 + min(m + i, rows - 1)) * lda + k0;
-            __local float *target = tile + ${TILE_K} * i;
+            ${TILE_SPACE} float *target = tile + ${TILE_K} * i;
             uint k = 0;
             for (; k + 8 <= kb; k += 8) vstore8(left_8(a, source + k), 0, target + k);
             for (; k < kb; k++) target[k] = left_1(a, source + k);
@@ -138,7 +164,7 @@ inline void fill_tiles(__local float *tiles, const __global ${stored(LEFT_TYPE)}
 % else:
     for (uint k = 0; k < kb; k++) {
         const size_t source = (size_t)(k0 + k) * lda + m0;
-        __local float *target = tiles + ${TILE_M} * k;
+        ${TILE_SPACE} float *target = tiles + ${TILE_M} * k;
         for (uint m = 0; m < rows; m += ${TILE_M}, target += TILE_A) {
             if (m0 + m + ${4 * CHUNKS} <= M) {
 % for chunk in range(CHUNKS):
@@ -152,8 +178,21 @@ inline void fill_tiles(__local float *tiles, const __global ${stored(LEFT_TYPE)}
 % endif
 }
 
+% endif
+% if not RIGHT:
+// A work-item makes TILE_ROWS by TILE_K elements of tiles.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void pack_tiles(const __global ${stored(LEFT_TYPE)} *left, __global float *tiles, const ulong left0, const ulong left_z,
+                const uint M, const uint K, const uint lda) {
+    const uint m = get_global_id(0) * ${TILE_ROWS};
+    const uint k = get_global_id(1) * ${TILE_K};
+    const size_t block = (get_global_id(2) * get_global_size(0) + get_global_id(0)) * get_global_size(1) + get_global_id(1);
+    fill_tiles(tiles + block * ${BLOCK_A}, left + left0 + get_global_id(2) * left_z, lda, m, min(M - m, ${TILE_ROWS}u), M, k,
+               min(K - k, ${TILE_K}u));
+}
+% else:
 // ${SUM_COLUMNS} apart, the rows of tile @ panel; added to what is there unless `first`.
-inline void multiply_tile(__local float *sums, const __local float *tile, const __local float *panel, const uint kb, const bool first) {
+inline void multiply_tile(__local float *sums, const ${TILE_SPACE} float *tile, const __local float *panel, const uint kb, const bool first) {
 % for i in range(TILE_M):
 % for v in range(VECTORS):
     ${V} sum${i}_${v} = (${V})(0.0f);
@@ -219,7 +258,9 @@ inline void add_sums(__global float *target, const __local float *sums, const __
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void matmul(${parameters()}) {
     __local float panels[${TILE_K * TILE_N}] __attribute__((aligned(64)));
-    __local float tiles[${TILE_ROWS // TILE_M} * TILE_A] __attribute__((aligned(64)));
+% if not TILED:
+    __local float tiles[${BLOCK_A}] __attribute__((aligned(64)));
+% endif
     __local float sums[${SUM_ROWS * SUM_COLUMNS}] __attribute__((aligned(64)));
 ${begin()}    const uint n0 = get_global_id(0) * n_per;
     const uint n1 = min(n0 + n_per, N);
@@ -235,20 +276,28 @@ ${begin()}    const uint n0 = get_global_id(0) * n_per;
         }
         for (uint block = m0; block < m1; block += ${TILE_ROWS}) {
             const uint rows = min(m1 - block, ${TILE_ROWS}u);
+% if TILED:
+            const __global float *tiles = left + ((size_t)(block / ${TILE_ROWS}) * lda + k0 / ${TILE_K}) * ${BLOCK_A};
+% else:
             fill_tiles(tiles, left, lda, block, rows, M, k0, kb);
+% endif
             for (uint m = 0; m < rows; m += ${TILE_M}) {
-                const __local float *tile = tiles + m / ${TILE_M} * TILE_A;
+                const ${TILE_SPACE} float *tile = tiles + m / ${TILE_M} * TILE_A;
 % if FETCHED:
                 if (next > 0) {
                     const uint turn = (block - m0 + m) / ${TILE_M};
                     const uint turns = (m1 - m0 + ${TILE_M - 1}) / ${TILE_M};
                     const uint k1 = k0 + ${TILE_K};
-% if LEFT == "rows":
+% if TILED:
+                    fetch(left + ((size_t)(m0 / ${TILE_ROWS}) * lda + k1 / ${TILE_K}) * ${BLOCK_A}, lda * ${BLOCK_A}, (m1 - m0 + ${TILE_ROWS - 1}) / ${TILE_ROWS}, ${BLOCK_A}, turn, turns);
+% elif LEFT == "rows":
                     fetch(left + (size_t)m0 * lda + k1, lda, m1 - m0, next, turn, turns);
 % else:
                     fetch(left + (size_t)k1 * lda + m0, lda, next, m1 - m0, turn, turns);
 % endif
-% if RIGHT == "dense_t":
+% if RIGHT == "panels":
+                    fetch(right + ((size_t)(n0 / PANEL) * ldb + k1) * PANEL, ldb * PANEL, (n1 - n0 + PANEL - 1) / PANEL, next * PANEL, turn, turns);
+% elif RIGHT == "dense_t":
                     fetch(right + (size_t)n0 * ldb + k1, ldb, n1 - n0, next, turn, turns);
 % else:
                     fetch(right + (size_t)k1 * ldb + n0, ldb, next, n1 - n0, turn, turns);
@@ -296,3 +345,5 @@ ${begin()}    const uint n0 = get_global_id(0) * n_per;
     }
 % endif
 }
+% endif
+% endif

@@ -3,6 +3,7 @@
 //   out[z, m, n] = sum_k a[z, m, k] * b[z, k, n]             float32, float16 or bfloat16; out is dense, of rows of N
 //   LEFT   "rows": a[m*lda + k]        "columns": a[k*lda + m]
 //   RIGHT  "dense": b[k*ldb + n]       "dense_t": b[n*ldb + k]
+//          "panels" and TILED: packed operands, see _matmul_cpu.cl (where LEFT "" or RIGHT "" renders what packs the other)
 //          "counter": scale[k] * t[k, n]  (state row k)       "counter_t": scale[n] * t[n, k]  (state row n)
 //
 //   forward      a = x, rows               b = counter_t or weight, dense_t       out [M, out]
@@ -23,7 +24,7 @@
 #include "_counter_state.cl"
 
 <%
-DENSE = RIGHT in ("dense", "dense_t")
+DENSE = RIGHT not in ("counter", "counter_t")
 RIGHT_STORED = stored(RIGHT_TYPE) if DENSE else "uchar"
 # A name for the vector types and built-ins of a width.
 def wide(name, width):
@@ -44,8 +45,10 @@ inline ${wide("float", W)} ${name}_${W}(const __global ${stored(t)} *p, const si
 }
 % endfor
 </%def>
+% if LEFT:
 ${loaders("left", LEFT_TYPE, GPU and ALIGNED)}
-% if DENSE:
+% endif
+% if DENSE and RIGHT:
 ${loaders("right", RIGHT_TYPE, GPU and ALIGNED)}
 % endif
 % if EPILOGUE:

@@ -94,6 +94,16 @@ class MatmulShape:
     splits: int
 
     @property
+    def panel(self) -> int:
+        """Columns of a panel of the right operand (CPU shape)."""
+        return _PANELS[self.width]
+
+    @property
+    def block(self) -> int:
+        """Elements of the tiles of tile_rows by tile_k elements of the left operand, as _matmul_cpu.cl lays them."""
+        return self.tile_rows // TILE_M * (self.tile_k * TILE_M + ceil_div(TILE_M, 4) * 4 - TILE_M)
+
+    @property
     def constants(self) -> dict[str, int]:
         """The template's constants."""
         return {
@@ -110,6 +120,10 @@ class MatmulShape:
 
 #: Rows of a register tile of the CPU shape (kernels/_matmul_cpu.cl).
 TILE_M = 6
+#: Columns of a panel by the width of its vectors.
+_PANELS = {16: 64, 8: 16}
+#: The CPU shape packs operands of as many elements whose rows lie as far apart, where so many blocks read them.
+_PACKED_SIZE, _PACKED_LEAD, _PACKED_USES = 1 << 20, 1 << 10, 4
 #: Depth of the GPU shape's tiles.
 GPU_TILE_K = 16
 #: Splits of K at most, and elements of K that a split has at least.
@@ -175,12 +189,12 @@ def _cpu_matmul_shape(info: DeviceInfo, M: int, N: int, K: int, batch: int, deco
     else:
         tile_k, tile_n, tile_rows, held = (96, 192, 48, 192) if large else (64, 32, 12, 24)
     width = 16 if large and info.native_vector_width >= 16 else 8
-    panel = 64 if width == 16 else 16
+    panel = _PANELS[width]
     per, columns = min(
         (
-            (ceil_div(ceil_div(M, parts), TILE_M) * TILE_M, columns)
+            (per, columns)
             for columns in range(panel, min(tile_n, ceil_div(N, panel) * panel) + 1, panel)
-            for parts in _parts(M, held)
+            for per in _row_blocks(M, held, tile_rows)
         ),
         key=lambda choice: _cpu_cost(info, M, N, batch, decodes, *choice),
     )
@@ -191,18 +205,33 @@ def _cpu_matmul_shape(info: DeviceInfo, M: int, N: int, K: int, batch: int, deco
     return MatmulShape(0, 0, 0, width, tile_k, tile_n, tile_rows, held, grid, (1, 1, 1), per, columns, k_per, splits)
 
 
-def _parts(M: int, held: int) -> list[int]:
-    """Numbers of blocks of rows worth a look: from the fewest that are allowed, half as many again each."""
+def packs(shape: MatmulShape, M: int, N: int, K: int, left_lead: int, right_lead: int) -> tuple[bool, bool]:
+    """Whether to pack the left and the right operand before the product; the leads are their strides beside 1."""
+    if shape.gpu or shape.splits > 1:
+        return False, False
+    left = M * K >= _PACKED_SIZE and left_lead >= _PACKED_LEAD and shape.per % shape.tile_rows == 0
+    right = N * K >= _PACKED_SIZE and right_lead >= _PACKED_LEAD
+    return (
+        left and ceil_div(N, shape.columns) >= _PACKED_USES,
+        right and ceil_div(M, shape.per) >= _PACKED_USES,
+    )
+
+
+def _row_blocks(M: int, held: int, tile_rows: int) -> list[int]:
+    """Sizes of blocks of rows worth a look: from the largest that are allowed, a quarter smaller again and again."""
     least = ceil_div(M, held) if held else 1
-    return [min(ceil_div(least * factor, 4), ceil_div(M, TILE_M)) for factor in (4, 5, 6, 8, 12, 16, 24, 32, 64)]
+    # Many blocks end on whole blocks of tiles, so that these can be packed.
+    multiple = tile_rows if M >= 4 * held > 0 else TILE_M
+    numbers = [min(ceil_div(least * factor, 4), ceil_div(M, multiple)) for factor in (4, 5, 6, 8, 12, 16, 24, 32, 64)]
+    return [ceil_div(ceil_div(M, number), multiple) * multiple for number in numbers]
 
 
 def _cpu_cost(info: DeviceInfo, M: int, N: int, batch: int, decodes: bool, per: int, columns: int) -> float:
     """Sums of the busiest compute unit, and what filling tiles and panels costs beside them (decoding costs more)."""
     items = ceil_div(M, per) * ceil_div(N, columns) * batch
-    # An item more evens out what runs unevenly.
-    turns = ceil_div(items, info.compute_units) + (1 if items > 4 * info.compute_units else 2)
-    return turns * (per * columns + 6.0 * per + (40.0 if decodes else 6.0) * columns)
+    # An item more, since the last ones end unevenly. Filling counts as it does from a third-level cache.
+    turns = ceil_div(items, info.compute_units) + 1
+    return turns * (per * columns + 20.0 * per + (50.0 if decodes else 20.0) * columns)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import memtrain_cl.torch_device
+from memtrain_cl import tuning
 from memtrain_cl.device import Device
 from memtrain_cl.operand import Operand, empty_operand
 from memtrain_cl.ops import matmul as room
@@ -148,6 +149,24 @@ def test_vectors(shaped: Device, dtype: torch.dtype) -> None:
             row = out_of(shaped, (1, size), dtype)
             matmul(v.viewed((1, K)), m.viewed((K, size), m.strides[::-1]), row)
             check(row, vector.t(), matrix.t())
+
+
+@pytest.mark.parametrize(("left", "right", "dtype"), [(False, True, torch.float32), (True, False, torch.bfloat16)])
+def test_packed_operands(
+    device: Device, left: bool, right: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What CPUs do with operands far larger than these."""
+    for name in ("_PACKED_SIZE", "_PACKED_LEAD", "_PACKED_USES"):
+        monkeypatch.setattr(tuning, name, 1)
+    room._packing.cache_clear()
+    Z, M, N, K = 2, 801, 70, 201
+    a, b, add = torch.randn(Z, M, K).to(dtype), torch.randn(Z, K, N).to(dtype), torch.randn(N).to(dtype)
+    shape = matmul_shape(device.info, M, N, K, Z)
+    assert tuning.packs(shape, M, N, K, K, N) == (device.info.type == "cpu",) * 2
+    out = out_of(device, (Z, M, N), dtype)
+    matmul(transposable(device, a, left, 3), transposable(device, b, right, 5), out, add=operand_of(device, add))
+    check(out, a, b, add)
+    room._packing.cache_clear()
 
 
 def test_a_vector_with_gaps(shaped: Device) -> None:

@@ -24,7 +24,7 @@ from memtrain_cl.ops.counter import launch_update, require_update, rows_aligned
 from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
 from memtrain_cl.ops.matvec import NOTHING, Epilogue, Plan, matvec, sum_parts
 from memtrain_cl.program import get_kernel
-from memtrain_cl.tuning import matmul_shape
+from memtrain_cl.tuning import MatmulShape, ceil_div, matmul_shape, packs
 
 
 def _launch(
@@ -60,6 +60,7 @@ def _launch(
         PACKED=int(packed),
         ALIGNED=int(aligned and shape.gpu),
         EPILOGUE=0,
+        TILED=0,
         **shape.constants,
     )
     operands = (a, b, out) if scale is None else (a, b, scale, out)
@@ -205,6 +206,8 @@ def counter_backward_(
 
 #: Items of the third dimension that every driver launches at once, and row lengths that kernels count in 32 bits.
 _BATCH_LIMIT, _LENGTH_LIMIT = 65535, 1 << 32
+#: Batches above this are enough work without splitting K.
+_SPLIT_LIMIT = 1024
 
 
 def matrix_layout(rows: int, columns: int, row_step: int, column_step: int) -> tuple[bool, int] | None:
@@ -223,21 +226,21 @@ def _plan(
     device: Device,
     sizes: tuple[int, int, int, int],
     left: tuple[bool, int],
-    right: tuple[bool, int],
+    right: tuple[str, int],
     types: tuple[str, str, str],
     between: tuple[int, int],
-    aligned: bool,
-    epilogue: bool,
+    flags: tuple[bool, bool, bool],
 ) -> Plan:
+    aligned, epilogue, tiled = flags
     batch, M, N, K = sizes
-    shape = matmul_shape(device.info, M, N, K, batch, may_split=batch <= 1024)
+    shape = matmul_shape(device.info, M, N, K, batch, may_split=batch <= _SPLIT_LIMIT)
     split = shape.splits > 1
     kernel = get_kernel(
         device,
         "matmul",
         "matmul",
         LEFT="rows" if left[0] else "columns",
-        RIGHT="dense" if right[0] else "dense_t",
+        RIGHT=right[0],
         LEFT_TYPE=types[0],
         RIGHT_TYPE=types[1],
         OUT_TYPE="float32" if split else types[2],
@@ -245,11 +248,54 @@ def _plan(
         PACKED=1,
         ALIGNED=int(aligned and shape.gpu),
         EPILOGUE=int(epilogue and not split),
+        TILED=int(tiled),
         **shape.constants,
     )
     counts = (M, N, K, left[1], right[1], shape.per, shape.columns, shape.k_per, shape.splits)
     arguments = (*map(np.uint64, (*between, M * N)), *map(np.uint32, counts))
     return Plan(kernel, shape.global_size, shape.local_size, arguments, shape.splits)
+
+
+@functools.lru_cache(maxsize=1024)
+def _packing(
+    device: Device, sizes: tuple[int, int, int, int], left: tuple[bool, int], right: tuple[str, int]
+) -> tuple[bool, bool, MatmulShape]:
+    batch, M, N, K = sizes
+    shape = matmul_shape(device.info, M, N, K, batch, may_split=batch <= _SPLIT_LIMIT)
+    return *packs(shape, M, N, K, left[1], right[1]), shape
+
+
+def _pack(
+    device: Device, x: Operand, shape: MatmulShape, sizes: tuple[int, int, int], layout: dict[str, str], lead: int
+) -> tuple[Operand, int]:
+    """An operand packed as floats, and the elements of each batch item.
+
+    sizes: (batch, M or N, K).   layout: LEFT or RIGHT, as in kernels/matmul.cl; the other operand is not there.
+    """
+    batch, length, K = sizes
+    tiles = "LEFT" in layout
+    constants = {"LEFT": "", "RIGHT": "", **layout}
+    kernel = get_kernel(
+        device,
+        "matmul",
+        "pack_tiles" if tiles else "pack_panels",
+        LEFT_TYPE=x.element,
+        RIGHT_TYPE=x.element,
+        OUT_TYPE="float32",
+        C=1,
+        PACKED=1,
+        ALIGNED=0,
+        EPILOGUE=0,
+        TILED=0,
+        **constants,
+        **shape.constants,
+    )
+    along, deep = ceil_div(length, shape.tile_rows if tiles else shape.panel), ceil_div(K, shape.tile_k)
+    each = along * (deep * shape.block if tiles else K * shape.panel)
+    packed = empty_operand(device, (batch * each,), "float32")
+    places = (np.uint64(x.offset), np.uint64(x.strides[0] if len(x.shape) == 3 else 0))
+    kernel((along, deep, batch), (1, 1, 1), x, packed, *places, *map(np.uint32, (length, K, lead)))
+    return packed, each
 
 
 def _whole_fours(operand: Operand, lead: int, step: int) -> bool:
@@ -305,9 +351,17 @@ def matmul(
                 epilogue = Epilogue(epilogue.add, (epilogue.strides[0], epilogue.strides[2], 0), alpha, beta)
             matvec(matrix, x, out, (batch, count, K), (lead, *steps), rows=rows, epilogue=epilogue)
             return
-    aligned = _whole_fours(a, left[1], a_z) and _whole_fours(b, right[1], b_z)
+    sizes, kind = (batch, M, N, K), ("dense" if right[0] else "dense_t", right[1])
+    tiled, panels, shape = _packing(device, sizes, left, kind)
+    if panels:
+        b, b_z = _pack(device, b, shape, (batch, N, K), {"RIGHT": kind[0]}, kind[1])
+        kind = ("panels", K)
+    if tiled:
+        a, a_z = _pack(device, a, shape, (batch, M, K), {"LEFT": "rows" if left[0] else "columns"}, left[1])
+        left = (left[0], ceil_div(K, shape.tile_k))
+    aligned = _whole_fours(a, left[1], a_z) and _whole_fours(b, kind[1], b_z)
     types = (a.element, b.element, out.element)
-    plan = _plan(device, (batch, M, N, K), left, right, types, (a_z, b_z), aligned, epilogue.needed)
+    plan = _plan(device, sizes, left, kind, types, (a_z, b_z), (aligned, epilogue.needed, tiled))
     split = plan.parts > 1
     target = empty_operand(device, (batch * plan.parts, M, N), "float32") if split else out
     extra = () if split else epilogue.arguments(out)
