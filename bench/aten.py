@@ -16,6 +16,7 @@ from bench.harness import Bench, Row
 from bench.peers import cuda_time
 from memtrain_cl.device import Device, use_device
 
+aten = torch.ops.aten
 _SMALL = 64
 
 
@@ -29,24 +30,20 @@ class Work:
     moves: float
 
 
-def _backward(call: Callable[..., Tensor]) -> Callable[..., Any]:
-    """The gradient alone: the forward is made once for each set of inputs."""
-    graphs: dict[int, tuple[Tensor, list[Tensor], Tensor]] = {}
+def _layer_norm_backward(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor) -> Any:
+    return aten.native_layer_norm_backward(g, x, weight.shape, mean, rstd, weight, bias, [True, True, True])
 
-    def work(*inputs: Tensor) -> Any:
-        if id(inputs[0]) not in graphs:
-            leaves = [t.detach().requires_grad_() for t in inputs[1:]]
-            with torch.enable_grad():
-                graphs[id(inputs[0])] = (call(*leaves), leaves, inputs[0])  # the last, so that no other takes its id
-        result, leaves, _ = graphs[id(inputs[0])]
-        return torch.autograd.grad(result, leaves, inputs[0], retain_graph=True)
 
-    return work
+def _rms_norm_backward(g: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> Any:
+    if x.device.type == "cpu":  # which has no such operation
+        scaled, xhat = g * weight, x * rstd
+        return (scaled - xhat * (scaled * xhat).mean(-1, keepdim=True)) * rstd, (g * xhat).sum(0)
+    return aten._fused_rms_norm_backward(g, x, weight.shape, rstd, weight, [True, True])
 
 
 def works(rows: int, columns: int) -> list[Work]:
     """What is timed, over [rows, columns]."""
-    x, w = (rows, columns), (columns,)
+    x, w, r = (rows, columns), (columns,), (rows, 1)
     return [
         Work("add", torch.add, (x, x), 3),
         Work("add_", Tensor.add_, (x, x), 3),
@@ -58,11 +55,11 @@ def works(rows: int, columns: int) -> list[Work]:
         Work("sum of rows", lambda t: t.sum(-1), (x,), 1),
         Work("sum of columns", lambda t: t.sum(0), (x,), 1),
         Work("softmax", lambda t: F.softmax(t, -1), (x,), 2),
-        Work("softmax backward", _backward(lambda t: F.softmax(t, -1)), (x, x), 3),
+        Work("softmax backward", lambda g, y: aten._softmax_backward_data(g, y, -1, torch.float32), (x, x), 3),
         Work("layer_norm", lambda t, g, b: F.layer_norm(t, w, g, b), (x, w, w), 2),
-        Work("layer_norm backward", _backward(lambda t, g, b: F.layer_norm(t, w, g, b)), (x, x, w, w), 3),
+        Work("layer_norm backward", _layer_norm_backward, (x, x, r, r, w, w), 3),
         Work("rms_norm", lambda t, g: F.rms_norm(t, w, g, 1e-5), (x, w), 2),
-        Work("rms_norm backward", _backward(lambda t, g: F.rms_norm(t, w, g, 1e-5)), (x, x, w), 3),
+        Work("rms_norm backward", _rms_norm_backward, (x, x, r, w), 3),
     ]
 
 
@@ -81,10 +78,8 @@ def _loop(device: Device, call: Callable[[], Any], repeats: int) -> float:
     return statistics.median(times)
 
 
-def _peer(work: Work, inputs: list[Tensor], backward: bool) -> dict[str, float]:
+def _peer(work: Work, inputs: list[Tensor]) -> dict[str, float]:
     if torch.cuda.is_available():
-        if backward:
-            return {}  # torch's engine runs one accelerator a process, and here that is opencl
         moved = [tensor.cuda() for tensor in inputs]
         return {"torch CUDA": cuda_time(lambda: work.call(*moved))}
     work.call(*inputs)
@@ -113,7 +108,7 @@ def bench_work(bench: Bench, work: Work, elements: int) -> None:
     with torch.no_grad():
         error = _difference(work.call(*[t.clone() for t in moved]), work.call(*[t.clone() for t in inputs]))
         us = _loop(device, lambda: work.call(*moved), 10 if bench.events else 3)
-        peers = _peer(work, inputs, "backward" in work.name)
+        peers = _peer(work, inputs)
     moved_bytes = int(4 * work.moves * elements)
     bench.add(Row("aten", f"{work.name}, {elements} elements", us, moved_bytes, 0, error=f"{error:.1e}", peers=peers))
 

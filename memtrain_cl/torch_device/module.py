@@ -87,7 +87,7 @@ def get_device_properties(device: Any = None) -> Any:
 
 def synchronize(device: Any = None) -> None:
     """Wait until the device's kernels have ended; raises what they found amiss, such as an index out of range."""
-    from memtrain_cl.torch_device.random import raise_pending
+    from memtrain_cl.faults import raise_pending
 
     home = _open(device)
     home.synchronize()
