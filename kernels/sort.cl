@@ -1,14 +1,15 @@
 // Stable sorting along a dimension of a strided tensor, by pairs of a key and a place, which are never equal.
 //
-//   sort_tiles    pairs[(q*tiles + t)*tile + i] = the tile's elements x[x0 + base(q) + k*step], t*tile <= k < (t+1)*tile, in order;
-//                 beyond the run's end stand pairs greater than all
+//   sort_tiles    pairs[(q*tiles + t)*size + i] = the first `size` of the tile's elements in order, which are x[x0 + base(q) + k*step],
+//                 t*tile <= k < (t+1)*tile; beyond the run's end stand pairs greater than all
 //   sort_merge    runs of `size` pairs become half as many of `merged`: the first of what two of them hold together
 //   sort_finish   the first `taken` pairs of each run become values and places, at (q / after * taken + i) * after + q % after
 //   base(q) = q / inner * outer_stride + q % inner * inner_stride,  q < kept
 //
 // Keys order as the elements do: NaN is the greatest, -0 equals 0; `descending` turns them round, and places still ascend
 // among equals. Constants: GPU (a work-group of WG_SIZE items sorts a tile of up to TILE pairs in local memory) or not (a work-item
-// sorts a tile, 16 * 4^j pairs, with a second buffer of pairs); IN, the element type. Launched by memtrain_cl/ops/sort.py.
+// sorts a tile of 16 * 4^j pairs with a second buffer of them, or where `size` is less picks that many from a tile of any length);
+// IN, the element type. Launched by memtrain_cl/ops/sort.py.
 <%
 WIDE = IN == "int64"
 BITS = {"int64": "ulong", "float32": "uint", "int32": "uint", "float16": "ushort", "bfloat16": "ushort", "int16": "ushort"}.get(IN, "uchar")
@@ -73,7 +74,7 @@ inline void merge_slice(const __global Pair *a, const __global Pair *b, const ul
 ARGUMENTS = (
     f"const __global {stored(IN)} *x, const ulong x0, __global Pair *pairs, __global Pair *spare, const uint kept, "
     "const uint inner, const ulong outer_stride, const ulong inner_stride, const ulong step, const uint length, "
-    "const uint tiles, const uint tile, const uint descending"
+    "const uint tiles, const uint tile, const uint size, const uint descending"
 )
 %>
 <%def name="locate()">
@@ -112,15 +113,26 @@ void sort_tiles(${ARGUMENTS}) {
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (uint i = item; i < tile; i += ${WG_SIZE}) pairs[work * tile + i] = held[i];
+    for (uint i = item; i < size; i += ${WG_SIZE}) pairs[work * size + i] = held[i];
 }
 % else:
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void sort_tiles(${ARGUMENTS}) {
     const ulong work = get_global_id(0);
     ${locate()}
-    __global Pair *from = pairs + work * tile;
-    __global Pair *to = spare + work * tile;
+    __global Pair *from = pairs + work * size;
+    __global Pair *to = spare + work * size;
+    if (size < tile) {
+        for (uint i = 0; i < tile; i++) {
+            const ulong k = (ulong)begin + i;
+            const Pair pair = ${PAIR};
+            if (i >= size && !before(pair, from[size - 1])) continue;
+            uint j = min(i, size - 1);
+            for (; j > 0 && before(pair, from[j - 1]); j--) from[j] = from[j - 1];
+            from[j] = pair;
+        }
+        return;
+    }
     for (uint i = 0; i < tile; i++) {
         // Insertion into blocks of sixteen, then merges to and fro, an even number of times.
         const ulong k = (ulong)begin + i;
@@ -129,8 +141,8 @@ void sort_tiles(${ARGUMENTS}) {
         for (; (j & 15) && before(pair, from[j - 1]); j--) from[j] = from[j - 1];
         from[j] = pair;
     }
-    for (uint size = 16; size < tile; size *= 2) {
-        for (uint i = 0; i < tile; i += 2 * size) merge_slice(from + i, from + i + size, size, to + i, 0, 2 * size);
+    for (uint run = 16; run < tile; run *= 2) {
+        for (uint i = 0; i < tile; i += 2 * run) merge_slice(from + i, from + i + run, run, to + i, 0, 2 * run);
         __global Pair *other = from;
         from = to;
         to = other;

@@ -82,7 +82,10 @@ def test_nan_is_the_greatest_and_zeros_are_equal(shaped: Device) -> None:
     check_sort(shaped, limits, 0, True)
 
 
-@pytest.mark.parametrize(("length", "k"), [(1, 1), (20, 7), (1500, 1), (5000, 5), (5000, 1400), (9000, 9000), (40, 0)])
+@pytest.mark.parametrize(
+    ("length", "k"),
+    [(1, 1), (20, 7), (1500, 1), (5000, 5), (5000, 64), (5000, 65), (5000, 1400), (9000, 9000), (40, 0)],
+)
 def test_topk(shaped: Device, length: int, k: int) -> None:
     x = some((3, length))
     for largest in (True, False):

@@ -24,6 +24,8 @@ TILE = 1024
 #: Pairs that an item merges on GPUs, and at least on CPUs.
 SLICE = 16
 SMALLEST_CPU_SLICE = 256
+#: So few results of a run are picked on CPUs, and more are sorted.
+FEW = 64
 
 
 class _Plan(NamedTuple):
@@ -57,11 +59,15 @@ def _plan(
     info = device.info
     gpu = groups_share_rows(info)
     group = min(GROUP, power_of_two_at_least(info.max_work_group_size + 1) // 2) if gpu else 1
-    # On CPUs tiles are 16, 64, 256 or 1024 pairs: they end in the buffer where they began.
-    smallest = 2 if gpu else 16
-    tile = min(TILE, max(smallest, power_of_two_at_least(at.length)))
-    if not gpu and (tile.bit_length() - 1) % 2:
-        tile *= 2
+    tile = min(TILE, max(2, power_of_two_at_least(at.length)))
+    size = min(tile, taken)
+    if not gpu and taken <= FEW:
+        # Tiles of any length, from which the few are picked.
+        tile = max(4 * FEW, ceil_div(at.kept * at.length, info.compute_units * BLOCKS_PER_UNIT))
+        tile, size = min(tile, max(at.length, taken + 1)), taken
+    elif not gpu:
+        # 16, 64, 256 or 1024 pairs, which end in the buffer where they began.
+        tile = size = 16 << (max(0, tile.bit_length() - 4) // 2 * 2)
     tiles = ceil_div(at.length, tile)
     strided = (
         np.uint32(at.kept),
@@ -69,9 +75,9 @@ def _plan(
         *(np.uint64(value) for value in (at.outer_stride, at.inner_stride, at.step)),
     )
     merges = []
-    runs, size = tiles, tile
+    runs, first = tiles, size
     # A run without a partner is filled up, so merged runs may take more room than the tiles.
-    most = tiles * tile
+    most = runs * size
     while runs > 1:
         merged = min(2 * size, taken)
         halves = ceil_div(runs, 2)
@@ -88,7 +94,7 @@ def _plan(
         get_kernel(device, "sort", "sort_merge", **constants),
         get_kernel(device, "sort", "sort_finish", **constants),
         ((at.kept * tiles * group,), (group,)),
-        (*strided, *(np.uint32(value) for value in (at.length, tiles, tile, descending))),
+        (*strided, *(np.uint32(value) for value in (at.length, tiles, tile, first, descending))),
         tuple(merges),
         (at.kept * taken,),
         (*strided, np.uint32(math.prod(shape[dim + 1 :])), np.uint32(size), np.uint32(taken)),
