@@ -134,14 +134,27 @@ __kernel void uniform_fill(__global ${stored(T)} *out, const ulong out0, const u
 __kernel void normal_fill(__global ${stored(T)} *out, const ulong out0, const ulong n, const uint stream, const float mean,
                           const float std) {
     const ulong first = ${WIDE} * (ulong)get_global_id(0);
-    const float${WIDE} u01 = uniforms_at(stream, first);
-    const float${WIDE // 2} radius = sqrt(portable_log_${WIDE // 2}(open_${WIDE // 2}(u01.even)) * -2.0f);
+    // Through memory: of swizzles compilers make shuffles with undefined lanes, on which Oclgrind's check for uninitialised
+    // values ends the process.
+    float lane[${WIDE}];
+    float even[${WIDE // 2}];
+    float odd[${WIDE // 2}];
+    vstore${WIDE}(uniforms_at(stream, first), 0, lane);
+    for (uint k = 0; k < ${WIDE // 2}; k++) {
+        even[k] = lane[2 * k];
+        odd[k] = lane[2 * k + 1];
+    }
+    const float${WIDE // 2} logarithm = portable_log_${WIDE // 2}(open_${WIDE // 2}(vload${WIDE // 2}(0, even)));
+    const float${WIDE // 2} radius = sqrt(logarithm * -2.0f);
     float${WIDE // 2} sine;
-    const float${WIDE // 2} cosine = portable_cos_sin_${WIDE // 2}(u01.odd, &sine);
-    float${WIDE} value;
-    value.even = radius * cosine * std + mean;
-    value.odd = radius * sine * std + mean;
-    <%self:store_each lanes="${LANES}" whole="value">
+    const float${WIDE // 2} cosine = portable_cos_sin_${WIDE // 2}(vload${WIDE // 2}(0, odd), &sine);
+    vstore${WIDE // 2}(radius * cosine * std + mean, 0, even);
+    vstore${WIDE // 2}(radius * sine * std + mean, 0, odd);
+    for (uint k = 0; k < ${WIDE // 2}; k++) {
+        lane[2 * k] = even[k];
+        lane[2 * k + 1] = odd[k];
+    }
+    <%self:store_each lanes="" whole="${'vload' + str(WIDE) + '(0, lane)'}">
         ${store(T, "out", "out0 + i", "lane[u]")};
     </%self:store_each>
 }

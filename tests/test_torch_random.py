@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import memtrain_cl.torch_device
 from memtrain_cl.device import Device
@@ -365,6 +366,20 @@ def test_fork_rng_restores_the_state() -> None:
     with torch.random.fork_rng(devices=[0], device_type="opencl"):
         inside = torch.rand(10, device="opencl:0").cpu()
     assert torch.equal(torch.rand(10, device="opencl:0").cpu(), inside)
+
+
+def test_recomputed_dropout_is_the_same() -> None:
+    x = torch.ones(1000).to("opencl:0").requires_grad_()
+
+    def drop(values: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(values, 0.5) * 2
+
+    for reentrant in (False, True):
+        x.grad = None
+        y = checkpoint(drop, x, use_reentrant=reentrant)
+        y.backward(torch.ones_like(y))
+        assert x.grad is not None
+        assert torch.equal(x.grad.cpu(), y.detach().cpu())
 
 
 def test_offsets_beyond_32_bits_differ() -> None:
