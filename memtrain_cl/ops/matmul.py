@@ -29,52 +29,48 @@ from memtrain_cl.tuning import MatmulShape, ceil_div, matmul_shape, packs
 
 def _launch(
     device: Device,
-    left: tuple[DeviceArray, str, int, int],
-    right: tuple[DeviceArray, str, int],
-    scale: DeviceArray | None,
+    left: DeviceArray,
+    state: DeviceArray,
+    kind: str,
+    scale: DeviceArray,
     out: DeviceArray,
-    K: int,
+    n: int,
     *,
-    C: int = 1,
-    packed: bool = True,
+    C: int,
+    packed: bool,
 ) -> Any:
-    """Enqueue out [M, N] = left @ right; the launch's event.
+    """Enqueue out [M, N] = left [M, K] @ the decoded weight; kind: "counter" or "counter_t". The launch's event.
 
-    left: (array, "rows" | "columns", first element, row length).   right: (array, kind, row length).
+    n: weights of a row of the state.
     """
-    M, N = out.shape
-    a, left_kind, first, lda = left
-    b, right_kind, ldb = right
-    shape = matmul_shape(device.info, M, N, K, decodes=scale is not None)
-    aligned = rows_aligned(a, lda) and first % 4 == 0 and (scale is not None or rows_aligned(b, ldb))
+    (M, K), N = left.shape, out.shape[1]
+    shape = matmul_shape(device.info, M, N, K, decodes=True)
     kernel = get_kernel(
         device,
         "matmul",
         "matmul",
-        LEFT=left_kind,
-        RIGHT=right_kind,
+        LEFT="rows",
+        RIGHT=kind,
         LEFT_TYPE="float32",
         RIGHT_TYPE="float32",
         OUT_TYPE="float32",
         C=C,
         PACKED=int(packed),
-        ALIGNED=int(aligned and shape.gpu),
+        ALIGNED=int(rows_aligned(left, K) and shape.gpu),
         EPILOGUE=0,
         TILED=0,
         **shape.constants,
     )
-    operands = (a, b, out) if scale is None else (a, b, scale, out)
-    starts = (np.uint64(value) for value in (first, 0, 0, 0, 0, 0))
-    sizes = (np.uint32(value) for value in (M, N, K, lda, ldb, shape.per, shape.columns, shape.k_per, shape.splits))
-    return kernel(shape.global_size, shape.local_size, *operands, *starts, *sizes)
+    starts = (np.uint64(0),) * 6
+    sizes = (np.uint32(value) for value in (M, N, K, K, n, shape.per, shape.columns, shape.k_per, shape.splits))
+    return kernel(shape.global_size, shape.local_size, left, state, scale, out, *starts, *sizes)
 
 
 def launch_forward(
     device: Device, x: DeviceArray, state: DeviceArray, scale: DeviceArray, y: DeviceArray, *, C: int, packed: bool
 ) -> Any:
     """Enqueue y = x @ (scale*t)^T; nothing waits. The launch's event."""
-    n = x.shape[1]
-    return _launch(device, (x, "rows", 0, n), (state, "counter_t", n), scale, y, n, C=C, packed=packed)
+    return _launch(device, x, state, "counter_t", scale, y, x.shape[1], C=C, packed=packed)
 
 
 def launch_grad_input(
@@ -88,16 +84,14 @@ def launch_grad_input(
     packed: bool,
 ) -> Any:
     """Enqueue grad_x = grad_out @ (scale*t); nothing waits. The launch's event."""
-    out, n = grad_out.shape[1], grad_x.shape[1]
-    return _launch(device, (grad_out, "rows", 0, out), (state, "counter", n), scale, grad_x, out, C=C, packed=packed)
+    return _launch(device, grad_out, state, "counter", scale, grad_x, grad_x.shape[1], C=C, packed=packed)
 
 
-def launch_grad_weight(
-    device: Device, grad_out: DeviceArray, x: DeviceArray, tile: DeviceArray, row_offset: int
-) -> Any:
-    """Enqueue the tile of grad_out^T @ x that begins at row_offset; nothing waits. The launch's event."""
-    m, n = x.shape
-    return _launch(device, (grad_out, "columns", row_offset, grad_out.shape[1]), (x, "dense", n), None, tile, m)
+def launch_grad_weight(grad_out: DeviceArray, x: DeviceArray, tile: DeviceArray, row_offset: int) -> None:
+    """Enqueue the tile of grad_out^T @ x that begins at row_offset; nothing waits."""
+    (m, out), n, rows = grad_out.shape, x.shape[1], tile.shape[0]
+    left = Operand(grad_out, (rows, m), (1, out), row_offset, "float32")
+    matmul(left, Operand(x, (m, n), (n, 1), 0, "float32"), Operand(tile, (rows, n), (n, 1), 0, "float32"))
 
 
 def counter_forward(x: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, *, C: int, packed: bool) -> torch.Tensor:
@@ -148,7 +142,7 @@ def grad_weight(grad_out: torch.Tensor, x: torch.Tensor, row_offset: int = 0, ro
     device = ready_device(x)
     with Crossing(device, x) as cross:
         grad_w, target = cross.output((count, x.shape[1]))
-        launch_grad_weight(device, cross.read(grad_out), cross.read(x), target, row_offset)
+        launch_grad_weight(cross.read(grad_out), cross.read(x), target, row_offset)
     return grad_w
 
 
@@ -197,7 +191,7 @@ def counter_backward_(
             for row in range(0, out, step):
                 # The queue runs in order, so one scratch serves all tiles.
                 tile = scratch.rows(min(step, out - row))
-                launch_grad_weight(device, outgoing, inputs, tile, row)
+                launch_grad_weight(outgoing, inputs, tile, row)
                 launch_update(
                     device, codes, scales, moments, tile, counts, rule, seed=seed, row_offset=row, index_base=row * n
                 )
