@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import aten, counter, matmul, model, sharing, train
+from bench import aten, attention, counter, matmul, model, sharing, train
 from bench.harness import Bench
 from memtrain_cl.device import get_device, use_device
 
 FAMILIES = {
     "aten": aten.run,
+    "attention": attention.run,
     "counter": counter.run,
     "matmul": matmul.run,
     "model": model.run,
