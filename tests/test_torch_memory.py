@@ -50,10 +50,10 @@ def test_a_thousand_steps_hold_the_same_memory() -> None:
         gc.collect()
         return memtrain_cl.memory_allocated(), memtrain_cl.memory_reserved(), resident()
 
-    allocated, reserved, held = run(200)
-    later = run(800)
-    assert later[:2] == (allocated, reserved)
-    assert later[2] - held < MIB
+    # Rounds of one length: kernels that wait in the queue take the driver's memory as well.
+    rounds = [run(250) for _ in range(4)]
+    assert len({numbers[:2] for numbers in rounds}) == 1
+    assert rounds[3][2] - rounds[1][2] < MIB
 
 
 def test_a_dropped_tensor_frees_its_bytes() -> None:
