@@ -1,5 +1,7 @@
 """The one table of cases: which shapes and options each `__kernel` is checked and timed with.
 
+Those of the kernels behind torch's device "opencl" are in cases_aten.py.
+
 It lies in the package, not in tests/, because `memtrain-cl verify` ships with the package and checks a user's device
 with the same table that the tests and the benches use. It imports no torch. A bench makes larger cases with the
 constructors below, so that bytes and operations are counted in one place; a test fails when a `__kernel` has no case.
@@ -12,10 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from memtrain_cl._resources import kernels_dir
+from memtrain_cl.case import Case
+from memtrain_cl.cases_aten import aten_cases
 from memtrain_cl.formats import CounterRule, check_c, state_row_bytes
 from memtrain_cl.program import expand_includes
 
@@ -32,38 +36,6 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 }
 #: Largest error of a product's element, relative to the sum of the magnitudes of its terms.
 PRODUCT_TOLERANCE = 1e-5
-
-
-@dataclass(frozen=True)
-class Case:
-    """One check of a kernel.
-
-    file, kernel: kernels/<file>.cl and the `__kernel` in it.   op: its launcher's name.   shape: sizes by name.
-    options: constants by name.   bytes_moved: each input read once, each output written once.   flops: float operations
-    of the formula, as the source writes them.   tolerance: 0 for results that must agree byte for byte, else the
-    largest relative error.
-    small: part of the set that a simulator can run.   native_only: not run in shapes that a device would not choose.
-    """
-
-    file: str
-    kernel: str
-    op: str
-    shape: Mapping[str, int]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    bytes_moved: int = 0
-    flops: int = 0
-    tolerance: float = 0.0
-    small: bool = False
-    native_only: bool = False
-
-    @property
-    def name(self) -> str:
-        """What tells this case from all others: operation, sizes, options."""
-        sizes = "x".join(str(size) for size in self.shape.values())
-        words = [
-            key if value is True else f"{key}={value}" for key, value in self.options.items() if value is not False
-        ]
-        return "-".join([self.op, sizes, *words])
 
 
 def make_rule(options: Mapping[str, Any]) -> CounterRule:
@@ -209,20 +181,34 @@ def _probe_cases() -> list[Case]:
     return [Case("probe", "arithmetic_probe", "faults", {"operands": n}, bytes_moved=24 * n, flops=5 * n, small=True)]
 
 
-CASES: tuple[Case, ...] = (*_codec_cases(), *_row_cases(), *_update_cases(), *_product_cases(), *_probe_cases())
+CASES: tuple[Case, ...] = (
+    *_codec_cases(),
+    *_row_cases(),
+    *_update_cases(),
+    *_product_cases(),
+    *_probe_cases(),
+    *aten_cases(),
+)
+
+#: Kernels that a template names by a constant of its own, and the names that it then makes.
+_NAMED_BY_TEMPLATE = {"attention_KERNEL": ("attention_grad_key", "attention_grad_value", "attention_grad_key_value")}
 
 
 def declared_kernels() -> list[tuple[str, str]]:
     """(file, kernel) of every `__kernel` in the kernel files, in the order of the files' names."""
     pattern = re.compile(r"__kernel\b[^;{}]*?\bvoid\s+(\w+)\s*\(")
+    expression = re.compile(r"\$\{([^{}]*)\}")
     found: dict[tuple[str, str], None] = {}
     for path in sorted(kernels_dir().glob("*.cl")):
         if not path.name.startswith("_"):
-            found.update(((path.stem, name), None) for name in pattern.findall(expand_includes(path)))
+            # What stands between __kernel and the name may be an expression of the template's.
+            text = expression.sub(r"\1", expand_includes(path))
+            for name in pattern.findall(text):
+                found.update(((path.stem, made), None) for made in _NAMED_BY_TEMPLATE.get(name, (name,)))
     return list(found)
 
 
 def cases_of(file: str, kernel: str, *, native: bool = True, small: bool = False) -> list[Case]:
-    """The cases of one kernel; for a simulator only small ones, in a shape that is not the device's own fewer."""
-    own = [case for case in CASES if (case.file, case.kernel) == (file, kernel)]
+    """The cases that run one kernel; for a simulator only small ones, in a shape not the device's own fewer."""
+    own = [case for case in CASES if (file, kernel) in ((case.file, case.kernel), *case.also)]
     return [case for case in own if (case.small or not small) and (native or not case.native_only)]

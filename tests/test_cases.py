@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from memtrain_cl import cases, ops, verify
+from memtrain_cl.case import Case
 from memtrain_cl.cases import (
     CASES,
     MODES,
-    Case,
     cases_of,
     codec_case,
     declared_kernels,
@@ -19,28 +20,41 @@ from memtrain_cl.cases import (
     row_case,
     update_case,
 )
-from memtrain_cl.device import Device
-from memtrain_cl.verify import CHECKS, Comparison, compare_exact, compare_product
+from memtrain_cl.comparison import Comparison, compare_exact, compare_product, generator
+from memtrain_cl.device import Device, use_device
+from memtrain_cl.program import Kernel
+from memtrain_cl.verify import CHECKS, check, shapes_of
+from memtrain_cl.verify_aten import CHECKS as OF_TORCH
+
+#: Those of the counter layers' kernels, by native_only; those of the torch device's are run by the test of launches.
+COUNTER_CASES = {
+    native: [pytest.param(case, id=case.name) for case in CASES if case.op in CHECKS and case.native_only == native]
+    for native in (False, True)
+}
 
 
 @pytest.mark.parametrize(("file", "kernel"), declared_kernels())
 def test_every_kernel_has_cases(file: str, kernel: str) -> None:
     assert cases_of(file, kernel), f"give {kernel} of kernels/{file}.cl a case in memtrain_cl/cases.py"
-    assert cases_of(file, kernel, small=True, native=False), (
+    # Operands are packed from 2^20 elements on, on CPUs alone.
+    assert (file, kernel.partition("_")[0]) == ("matmul", "pack") or cases_of(file, kernel, small=True, native=False), (
         f"give {kernel} of kernels/{file}.cl a small case for every shape"
     )
 
 
 def test_every_case_has_a_kernel_a_check_and_a_name_of_its_own() -> None:
-    assert {(case.file, case.kernel) for case in CASES} == set(declared_kernels())
-    assert {case.op for case in CASES} == set(CHECKS)
-    assert {case.op for case in CASES} - {"faults"} <= set(ops.__all__)
+    assert {pair for case in CASES for pair in ((case.file, case.kernel), *case.also)} == set(declared_kernels())
+    assert {case.op for case in CASES} == set(CHECKS) | set(OF_TORCH)
+    assert not set(CHECKS) & set(OF_TORCH)
+    assert set(CHECKS) - {"faults"} <= set(ops.__all__)
     assert len({case.name for case in CASES}) == len(CASES)
     assert {case.options.get("mode") for case in CASES} == {None, *MODES}
 
 
 def test_a_kernel_without_a_case_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "CASES", [case for case in CASES if case.kernel != "matmul"])
+    monkeypatch.setattr(
+        cases, "CASES", [case for case in CASES if "matmul" not in (case.kernel, *(name for _, name in case.also))]
+    )
     assert cases_of("matmul", "matmul") == []
     assert ("matmul", "matmul") in declared_kernels()
 
@@ -68,16 +82,34 @@ def test_storage_that_does_not_exist_is_refused() -> None:
         update_case(2, 8, C=12)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if not case.native_only])
+@pytest.mark.parametrize("case", COUNTER_CASES[False])
 def test_kernel_agrees_with_the_reference(shaped: Device, case: Case) -> None:
-    result = CHECKS[case.op](case)
+    result = check(case)
     assert result.mismatches == 0, result
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if case.native_only])
+@pytest.mark.parametrize("case", COUNTER_CASES[True])
 def test_native_kernel_agrees_with_the_reference(device: Device, case: Case) -> None:
-    result = CHECKS[case.op](case)
+    result = check(case)
     assert result.mismatches == 0, result
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if case.op in OF_TORCH])
+def test_cases_launch_their_kernels(device: Device, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[str, str]] = set()
+    enqueue = Kernel.enqueue
+
+    def watched(self: Kernel, *arguments: Any) -> Any:
+        file, _, rest = self.label.partition(".")
+        seen.add((file, rest.partition("(")[0]))
+        return enqueue(self, *arguments)
+
+    monkeypatch.setattr(Kernel, "enqueue", watched)
+    for twin in [device] if case.native_only else shapes_of(device).values():
+        with use_device(twin):
+            result = check(case)
+            assert result.mismatches == 0, result
+    assert seen >= {(case.file, case.kernel), *case.also}
 
 
 # ---- what counts as a mismatch ----
@@ -108,7 +140,7 @@ def test_products_are_compared_relative_to_their_terms() -> None:
 
 
 def test_hard_rows_are_in_the_gradients() -> None:
-    grad = verify.gradient(9, 68, verify.generator(update_case(9, 68)))
+    grad = verify.gradient(9, 68, generator(update_case(9, 68)))
     squares = (grad * grad).sum(1)
     assert [bool(value) for value in torch.isfinite(squares)] == [
         False,

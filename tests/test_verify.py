@@ -16,6 +16,7 @@ import pytest
 from memtrain_cl import cases, verify
 from memtrain_cl.cases import declared_kernels
 from memtrain_cl.cli import main
+from memtrain_cl.comparison import Comparison
 from memtrain_cl.device import Device, devices, get_device
 from memtrain_cl.verify import shapes_of, verify_device, verify_kernel
 from tests.children import on_path
@@ -54,7 +55,9 @@ def test_each_kind_of_broken_kernel_makes_its_row(copy_of_the_package: Path) -> 
     rows = {row["kernel"]: row for row in json.loads(done.stdout)}
     assert list(rows) == [kernel for _, kernel in declared_kernels()]
     assert all(row.keys() >= KEYS for row in rows.values())
-    assert {kernel for kernel, row in rows.items() if not row["ok"]} == {"counter_update", "matmul", "unpack_codes"}
+    # Sums of parts come after a product.
+    broken = {"counter_update", "matmul", "sum_parts", "unpack_codes"}
+    assert {kernel for kernel, row in rows.items() if not row["ok"]} == broken
     update, product, unpack = rows["counter_update"], rows["matmul"], rows["unpack_codes"]
     assert update["mismatches"] > 0
     assert update["max_error"] >= 1
@@ -76,7 +79,8 @@ def test_sound_kernels_make_a_table_and_exit_code_0() -> None:
         assert info.platform in line
         assert info.name in line
         assert line.split()[-3] == "yes"
-        assert line.split()[-1] == "0"
+        # Operands are packed from sizes on that are no small case.
+        assert line.split()[-1] == ("-" if line.startswith("pack_panels ") or line.startswith("pack_tiles ") else "0")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,7 @@ def test_a_kernel_without_cases_is_not_ok(device: Device, monkeypatch: pytest.Mo
 
 
 def test_checks_that_raise_are_rows(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(case: object) -> verify.Comparison:
+    def fail(case: object) -> Comparison:
         raise RuntimeError("out of luck")
 
     monkeypatch.setitem(verify.CHECKS, "faults", fail)
