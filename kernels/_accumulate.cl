@@ -1,11 +1,13 @@
 <%doc>
-What a reduction keeps of elements: Acc, and nothing(), absorb(acc, x, index, power), merge(a, b), finish(acc, ...), by OP;
-beside them the same of eight columns, Acc_8 ..., for the CPU shape. Expects OP, IN, OUT, FIELDS, GPU as kernels/reduce.cl.
+What a reduction keeps of elements: Acc, and nothing(acc), absorb(acc, x, index, power), merge(a, b), finish(acc, ...), by OP;
+beside them the same of eight columns, Acc_8 ..., for the CPU shape. (By pointer: structures as results make intrinsics that
+Oclgrind does not know.) Expects OP, IN, OUT, FIELDS, GPU as kernels/reduce.cl.
 </%doc>
 <%
 X = compute(IN)
 T = result_type(OP, X, compute(OUT))
 I = "ulong" if T == "long" else "uint"
+MASK = "long" if X == "long" else "int"
 SECOND_TYPE = "int64" if OP in ("max", "min") else OUT
 HAS_SECOND = OP in ("max", "min", "aminmax", "var_mean", "std_mean")
 SECOND = f"__global {stored(SECOND_TYPE)} *second, const ulong second0, " if HAS_SECOND else ""
@@ -76,142 +78,138 @@ typedef struct {
 % endfor
 } Acc${s};
 
-inline Acc${s} nothing${s}(void) {
-    Acc${s} acc;
+inline void nothing${s}(Acc${s} *acc) {
 % if MOMENTS:
-    acc.n = (${wide(T, w)})(0);
-    acc.mean = (${wide(T, w)})(0);
-    acc.m2 = (${wide(T, w)})(0);
+    acc->n = (${wide(T, w)})(0);
+    acc->mean = (${wide(T, w)})(0);
+    acc->m2 = (${wide(T, w)})(0);
 % elif OP == "logsumexp":
-    acc.value = (${wide(T, w)})(-INFINITY);
-    acc.scaled = (${wide(T, w)})(0);
+    acc->value = (${wide(T, w)})(-INFINITY);
+    acc->scaled = (${wide(T, w)})(0);
 % elif OP == "aminmax":
-    acc.value = (${wide(T, w)})(${GREATEST});
-    acc.most = (${wide(T, w)})(${LEAST});
+    acc->value = (${wide(T, w)})(${GREATEST});
+    acc->most = (${wide(T, w)})(${LEAST});
 % elif LARGER or OP in ("amin", "argmin", "min", "normmin"):
-    acc.value = (${wide(T, w)})(${LEAST if LARGER else GREATEST});
+    acc->value = (${wide(T, w)})(${LEAST if LARGER else GREATEST});
 % else:
-    acc.value = (${wide(T, w)})(${1 if OP in ("prod", "all") else 0});
+    acc->value = (${wide(T, w)})(${1 if OP in ("prod", "all") else 0});
 % endif
 % if POSITIONS:
     // Nothing beats the start where every element equals it, and the first place is then right.
-    acc.index = (${wide(I, w)})(0);
+    acc->index = (${wide(I, w)})(0);
 % endif
-    return acc;
 }
 
-inline Acc${s} absorb${s}(Acc${s} acc, const ${wide(X, w)} x, const ${wide(I, w)} index, const float power) {
+inline void absorb${s}(Acc${s} *acc, const ${wide(X, w)} x, const ${wide(I, w)} index, const float power) {
 % if OP == "sum":
-    acc.value += ${convert(T, "x", w)};
+    acc->value += ${convert(T, "x", w)};
 % elif OP == "nansum":
-    acc.value += ${choose(convert(T, "x", w), f"({wide(T, w)})(0)", "x != x", w)};
+    acc->value += ${choose(convert(T, "x", w), f"({wide(T, w)})(0)", "x != x", w)};
 % elif OP == "prod":
-    acc.value *= ${convert(T, "x", w)};
+    acc->value *= ${convert(T, "x", w)};
 % elif OP in ("amax", "amin"):
-    acc.value = ${choose("acc.value", "x", beats("x", "acc.value", LARGER), w)};
+    acc->value = ${choose("acc->value", "x", beats("x", "acc->value", LARGER), w)};
 % elif OP == "aminmax":
-    acc.value = ${choose("acc.value", "x", beats("x", "acc.value", False), w)};
-    acc.most = ${choose("acc.most", "x", beats("x", "acc.most", True), w)};
+    acc->value = ${choose("acc->value", "x", beats("x", "acc->value", False), w)};
+    acc->most = ${choose("acc->most", "x", beats("x", "acc->most", True), w)};
 % elif POSITIONS:
-    const ${wide("long" if X == "long" else "int", w)} better = ${beats("x", "acc.value", LARGER)};
-    acc.value = ${choose("acc.value", "x", "better", w)};
-    acc.index = ${choose("acc.index", "index", "better", w)};
+    const ${wide(MASK, w)} better = ${beats("x", "acc->value", LARGER)};
+    acc->value = ${choose("acc->value", "x", "better", w)};
+    acc->index = ${choose("acc->index", "index", "better", w)};
 % elif OP == "any":
-    acc.value |= ${nonzero("x", T, w)};
+    acc->value |= ${nonzero("x", T, w)};
 % elif OP == "all":
-    acc.value &= ${nonzero("x", T, w)};
+    acc->value &= ${nonzero("x", T, w)};
 % elif OP == "count":
-    acc.value += ${nonzero("x", T, w)};
+    acc->value += ${nonzero("x", T, w)};
 % elif OP == "norm0":
-    acc.value += ${nonzero("x", T, w)};
+    acc->value += ${nonzero("x", T, w)};
 % elif OP == "norm1":
-    acc.value += fabs(x);
+    acc->value += fabs(x);
 % elif OP == "norm2":
-    acc.value += x * x;
+    acc->value += x * x;
 % elif OP == "normp":
-    acc.value += pow(fabs(x), (${wide(T, w)})(power));
+    acc->value += pow(fabs(x), (${wide(T, w)})(power));
 % elif OP in ("normmax", "normmin"):
     const ${wide(X, w)} size = fabs(x);
-    acc.value = ${choose("acc.value", "size", beats("size", "acc.value", LARGER), w)};
+    acc->value = ${choose("acc->value", "size", beats("size", "acc->value", LARGER), w)};
 % elif MOMENTS:
     // Welford's: no difference of large sums.
-    const ${wide(X, w)} far = x - acc.mean;
-    acc.n += 1.0f;
-    acc.mean += far / acc.n;
-    acc.m2 += far * (x - acc.mean);
+    const ${wide(X, w)} far = x - acc->mean;
+    acc->n += 1.0f;
+    acc->mean += far / acc->n;
+    acc->m2 += far * (x - acc->mean);
 % elif OP == "logsumexp":
     // scaled = sum exp(x - value); equal infinities count as a difference of 0.
-    const ${wide(X, w)} top = ${choose("acc.value", "x", "x > acc.value", w)};
-    acc.scaled = acc.scaled * ${choose("exp(acc.value - top)", f"({wide(X, w)})(1.0f)", "acc.value == top", w)}
+    const ${wide(X, w)} top = ${choose("acc->value", "x", "x > acc->value", w)};
+    acc->scaled = acc->scaled * ${choose("exp(acc->value - top)", f"({wide(X, w)})(1.0f)", "acc->value == top", w)}
         + ${choose("exp(x - top)", f"({wide(X, w)})(1.0f)", "x == top", w)};
-    acc.value = top;
+    acc->value = top;
 % endif
-    return acc;
 }
 
-// a stands for elements before b's.
-inline Acc${s} merge${s}(Acc${s} a, const Acc${s} b) {
+// b into a, which stands for elements before b's.
+inline void merge${s}(Acc${s} *a, const Acc${s} *b) {
 % if OP == "prod":
-    a.value *= b.value;
+    a->value *= b->value;
 % elif OP in ("amax", "amin", "normmax", "normmin"):
-    a.value = ${choose("a.value", "b.value", beats("b.value", "a.value", LARGER), w)};
+    a->value = ${choose("a->value", "b->value", beats("b->value", "a->value", LARGER), w)};
 % elif OP == "aminmax":
-    a.value = ${choose("a.value", "b.value", beats("b.value", "a.value", False), w)};
-    a.most = ${choose("a.most", "b.most", beats("b.most", "a.most", True), w)};
+    a->value = ${choose("a->value", "b->value", beats("b->value", "a->value", False), w)};
+    a->most = ${choose("a->most", "b->most", beats("b->most", "a->most", True), w)};
 % elif POSITIONS:
-    const ${wide("long" if X == "long" else "int", w)} equal = (a.value == b.value) | ((a.value != a.value) & (b.value != b.value));
-    const ${wide("long" if X == "long" else "int", w)} better = (${beats("b.value", "a.value", LARGER)}) | (equal & (b.index < a.index));
-    a.value = ${choose("a.value", "b.value", "better", w)};
-    a.index = ${choose("a.index", "b.index", "better", w)};
+    const ${wide(MASK, w)} equal = (a->value == b->value) | ((a->value != a->value) & (b->value != b->value));
+    const ${wide(MASK, w)} better = (${beats("b->value", "a->value", LARGER)}) | (equal & (b->index < a->index));
+    a->value = ${choose("a->value", "b->value", "better", w)};
+    a->index = ${choose("a->index", "b->index", "better", w)};
 % elif OP == "any":
-    a.value |= b.value;
+    a->value |= b->value;
 % elif OP == "all":
-    a.value &= b.value;
+    a->value &= b->value;
 % elif MOMENTS:
-    const ${wide(T, w)} n = a.n + b.n;
-    const ${wide(T, w)} share = b.n / fmax(n, (${wide(T, w)})(1.0f));
-    const ${wide(T, w)} apart = b.mean - a.mean;
-    a.mean += apart * share;
-    a.m2 += b.m2 + apart * apart * a.n * share;
-    a.n = n;
+    const ${wide(T, w)} n = a->n + b->n;
+    const ${wide(T, w)} share = b->n / fmax(n, (${wide(T, w)})(1.0f));
+    const ${wide(T, w)} apart = b->mean - a->mean;
+    a->mean += apart * share;
+    a->m2 += b->m2 + apart * apart * a->n * share;
+    a->n = n;
 % elif OP == "logsumexp":
-    const ${wide(T, w)} top = ${choose("a.value", "b.value", "b.value > a.value", w)};
-    a.scaled = a.scaled * ${choose("exp(a.value - top)", f"({wide(T, w)})(1.0f)", "a.value == top", w)}
-        + b.scaled * ${choose("exp(b.value - top)", f"({wide(T, w)})(1.0f)", "b.value == top", w)};
-    a.value = top;
+    const ${wide(T, w)} top = ${choose("a->value", "b->value", "b->value > a->value", w)};
+    a->scaled = a->scaled * ${choose("exp(a->value - top)", f"({wide(T, w)})(1.0f)", "a->value == top", w)}
+        + b->scaled * ${choose("exp(b->value - top)", f"({wide(T, w)})(1.0f)", "b->value == top", w)};
+    a->value = top;
 % else:
-    a.value += b.value;
+    a->value += b->value;
 % endif
-    return a;
 }
 % endfor
 
 // The launcher allots FIELDS numbers to an Acc.
 typedef char acc_has_its_size[sizeof(Acc) == ${FIELDS} * sizeof(${T}) ? 1 : -1];
 
-inline void finish(const Acc acc, __global ${stored(OUT)} *out, const ulong at, ${SECOND}const float divisor, const float power) {
+inline void finish(const Acc *acc, __global ${stored(OUT)} *out, const ulong at, ${SECOND}const float divisor, const float power) {
 % if OP in ("argmax", "argmin"):
-    ${store(OUT, "out", "at", "(long)acc.index")};
+    ${store(OUT, "out", "at", "(long)acc->index")};
 % elif MOMENTS:
-    const float variance = acc.m2 / divisor;
+    const float variance = acc->m2 / divisor;
     ${store(OUT, "out", "at", "variance" if OP.startswith("var") else "sqrt(variance)")};
     % if HAS_SECOND:
-    ${store(OUT, "second", "second0", "acc.n > 0.0f ? acc.mean : NAN")};
+    ${store(OUT, "second", "second0", "acc->n > 0.0f ? acc->mean : NAN")};
     % endif
 % elif OP == "logsumexp":
-    ${store(OUT, "out", "at", "acc.value + log(acc.scaled)")};
+    ${store(OUT, "out", "at", "acc->value + log(acc->scaled)")};
 % elif OP == "norm2":
-    ${store(OUT, "out", "at", "sqrt(acc.value)")};
+    ${store(OUT, "out", "at", "sqrt(acc->value)")};
 % elif OP == "normp":
-    ${store(OUT, "out", "at", "pow(acc.value, 1.0f / power)")};
+    ${store(OUT, "out", "at", "pow(acc->value, 1.0f / power)")};
 % elif OP in ("sum", "nansum") and T == "float":
-    ${store(OUT, "out", "at", "acc.value / divisor")};
+    ${store(OUT, "out", "at", "acc->value / divisor")};
 % else:
-    ${store(OUT, "out", "at", "acc.value")};
+    ${store(OUT, "out", "at", "acc->value")};
 % endif
 % if POSITIONS and HAS_SECOND:
-    ${store(SECOND_TYPE, "second", "second0", "(long)acc.index")};
+    ${store(SECOND_TYPE, "second", "second0", "(long)acc->index")};
 % elif OP == "aminmax":
-    ${store(OUT, "second", "second0", "acc.most")};
+    ${store(OUT, "second", "second0", "acc->most")};
 % endif
 }

@@ -25,7 +25,7 @@ UNROLL = 8
 # Vectors that are on their way at a time on CPUs: one where absorbing takes longer than loading, as the code grows with them.
 VECTORS = 4 if OP in ("sum", "norm1", "norm2", "amax", "amin") else 1
 OUT_ARGUMENTS = f"__global {stored(OUT)} *out, const ulong out0, {SECOND}"
-FINISH = "finish(acc, out, out0 + q, " + ("second, second0 + q, " if HAS_SECOND else "") + "divisor, power)"
+FINISH = "finish(&acc, out, out0 + q, " + ("second, second0 + q, " if HAS_SECOND else "") + "divisor, power)"
 EMIT = "if (parts > 1) partials[q * part_row + part * part_step] = acc; else " + FINISH
 %>
 inline ulong base_of(const ulong x0, const uint q, const uint inner, const ulong outer_stride, const ulong inner_stride) {
@@ -42,16 +42,20 @@ inline ulong base_of(const ulong x0, const uint q, const uint inner, const ulong
     const uint lane = item >> lane_shift & lanes - 1;
     const uint held = ${WG_SIZE} / lanes;
     const uint q = get_group_id(0) * held + (item >> place_shift & held - 1);
-    Acc acc = nothing();
+    Acc acc;
+    nothing(&acc);
 </%def>
 <%def name="join_lanes()">
     shared[item] = acc;
     for (uint half_lanes = lanes / 2; half_lanes > 0; half_lanes /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (lane < half_lanes) shared[item] = merge(shared[item], shared[item + (half_lanes << lane_shift)]);
+        if (lane < half_lanes) {
+            const Acc other = shared[item + (half_lanes << lane_shift)];
+            merge(&acc, &other);
+            shared[item] = acc;
+        }
     }
     if (lane > 0 || q >= kept) return;
-    acc = shared[item];
 </%def>
 __kernel __attribute__((reqd_work_group_size(${WG_SIZE}, 1, 1)))
 void reduce(const __global ${stored(IN)} *x, const ulong x0, ${OUT_ARGUMENTS}__global Acc *partials, const uint kept,
@@ -72,10 +76,10 @@ void reduce(const __global ${stored(IN)} *x, const ulong x0, ${OUT_ARGUMENTS}__g
             ahead[${u}] = ${load(IN, "x", f"at + {u} * hop")};
 % endfor
 % for u in range(UNROLL):
-            acc = absorb(acc, ahead[${u}], (${I})(k + ${u} * lanes), power);
+            absorb(&acc, ahead[${u}], (${I})(k + ${u} * lanes), power);
 % endfor
         }
-        for (; k < end; k += lanes, at += hop) acc = absorb(acc, ${load(IN, "x", "at")}, (${I})k, power);
+        for (; k < end; k += lanes, at += hop) absorb(&acc, ${load(IN, "x", "at")}, (${I})k, power);
     }
     ${join_lanes()}
     ${EMIT};
@@ -87,18 +91,19 @@ void reduce_parts(const __global Acc *partials, ${OUT_ARGUMENTS}const uint kept,
                   const float power) {
     ${places()}
     if (q < kept) {
-        for (uint part = lane; part < parts; part += lanes) acc = merge(acc, partials[q * part_row + part * part_step]);
+        for (uint part = lane; part < parts; part += lanes) {
+            const Acc other = partials[q * part_row + part * part_step];
+            merge(&acc, &other);
+        }
     }
     ${join_lanes()}
     ${FINISH};
 }
 % else:
-inline Acc lane_of(const Acc_8 *acc, const uint j) {
-    Acc one;
+inline void lane_of(const Acc_8 *acc, const uint j, Acc *one) {
 % for kind, name in MEMBERS:
-    one.${name} = ((const ${kind} *)&acc->${name})[j];
+    one->${name} = ((const ${kind} *)&acc->${name})[j];
 % endfor
-    return one;
 }
 
 // Dimension 0: items, each of `per` rows, or of `per` panels of up to PANEL neighbouring columns (paneled: inner_stride is 1).
@@ -122,27 +127,34 @@ void reduce(const __global ${stored(IN)} *x, const ulong x0, ${OUT_ARGUMENTS}__g
         const ulong base = x0 + outer * outer_stride + column * inner_stride;
         uint q = outer * inner + column;
         if (!paneled) {
-            Acc acc = nothing();
+            Acc acc;
+            nothing(&acc);
             ulong k = begin;
             if (step == 1) {
-                Acc_8 lanes = nothing_8();
+                Acc_8 lanes;
+                nothing_8(&lanes);
 % if VECTORS > 1:
                 Acc_8 others[${VECTORS - 1}];
-                for (uint v = 0; v < ${VECTORS - 1}; v++) others[v] = nothing_8();
+                for (uint v = 0; v < ${VECTORS - 1}; v++) nothing_8(others + v);
                 for (; k + ${8 * VECTORS} <= end; k += ${8 * VECTORS}) {
-                    lanes = absorb_8(lanes, ${load_8(IN, "x", "base + k")}, (${I})k + ascending, power);
+                    absorb_8(&lanes, ${load_8(IN, "x", "base + k")}, (${I})k + ascending, power);
 % for v in range(1, VECTORS):
-                    others[${v - 1}] = absorb_8(others[${v - 1}], ${load_8(IN, "x", f"base + k + {8 * v}")}, (${I})(k + ${8 * v}) + ascending, power);
+                    absorb_8(others + ${v - 1}, ${load_8(IN, "x", f"base + k + {8 * v}")}, (${I})(k + ${8 * v}) + ascending,
+                             power);
 % endfor
                 }
-                for (uint v = 0; v < ${VECTORS - 1}; v++) lanes = merge_8(lanes, others[v]);
+                for (uint v = 0; v < ${VECTORS - 1}; v++) merge_8(&lanes, others + v);
 % endif
                 for (; k + 8 <= end; k += 8) {
-                    lanes = absorb_8(lanes, ${load_8(IN, "x", "base + k")}, (${I})k + ascending, power);
+                    absorb_8(&lanes, ${load_8(IN, "x", "base + k")}, (${I})k + ascending, power);
                 }
-                for (uint j = 0; j < 8; j++) acc = merge(acc, lane_of(&lanes, j));
+                for (uint j = 0; j < 8; j++) {
+                    Acc one;
+                    lane_of(&lanes, j, &one);
+                    merge(&acc, &one);
+                }
             }
-            for (; k < end; k++) acc = absorb(acc, ${load(IN, "x", "base + k * step")}, (${I})k, power);
+            for (; k < end; k++) absorb(&acc, ${load(IN, "x", "base + k * step")}, (${I})k, power);
             ${EMIT};
             continue;
         }
@@ -151,33 +163,37 @@ void reduce(const __global ${stored(IN)} *x, const ulong x0, ${OUT_ARGUMENTS}__g
 % if VECTORS > 1:
         if (width == PANEL) {
             Acc_8 columns[${VECTORS}];
-            for (uint v = 0; v < ${VECTORS}; v++) columns[v] = nothing_8();
+            for (uint v = 0; v < ${VECTORS}; v++) nothing_8(columns + v);
             ulong at = base + begin * step;
             for (ulong k = begin; k < end; k++, at += step) {
 % for v in range(VECTORS):
-                columns[${v}] = absorb_8(columns[${v}], ${load_8(IN, "x", f"at + {8 * v}")}, (${wide(I, 8)})((${I})k), power);
+                absorb_8(columns + ${v}, ${load_8(IN, "x", f"at + {8 * v}")}, (${wide(I, 8)})((${I})k), power);
 % endfor
             }
             for (; j < PANEL; j++, q++) {
-                const Acc acc = lane_of(columns + j / 8, j & 7);
+                Acc acc;
+                lane_of(columns + j / 8, j & 7, &acc);
                 ${EMIT};
             }
         }
 % endif
         while (j + 8 <= width) {
-            Acc_8 columns = nothing_8();
+            Acc_8 columns;
+            nothing_8(&columns);
             for (ulong k = begin; k < end; k++) {
-                columns = absorb_8(columns, ${load_8(IN, "x", "base + j + k * step")}, (${wide(I, 8)})((${I})k), power);
+                absorb_8(&columns, ${load_8(IN, "x", "base + j + k * step")}, (${wide(I, 8)})((${I})k), power);
             }
             for (const uint stop = j + 8; j < stop; j++, q++) {
-                const Acc acc = lane_of(&columns, j & 7);
+                Acc acc;
+                lane_of(&columns, j & 7, &acc);
                 ${EMIT};
             }
         }
         for (; j < width; j++, q++) {
-            Acc acc = nothing();
+            Acc acc;
+            nothing(&acc);
             for (ulong k = begin; k < end; k++) {
-                acc = absorb(acc, ${load(IN, "x", "base + j + k * step")}, (${I})k, power);
+                absorb(&acc, ${load(IN, "x", "base + j + k * step")}, (${I})k, power);
             }
             ${EMIT};
         }
@@ -192,7 +208,10 @@ void reduce_parts(const __global Acc *partials, ${OUT_ARGUMENTS}const uint kept,
     const uint last = min(first + per, kept);
     for (uint q = first; q < last; q++) {
         Acc acc = partials[q * part_row];
-        for (uint part = 1; part < parts; part++) acc = merge(acc, partials[q * part_row + part * part_step]);
+        for (uint part = 1; part < parts; part++) {
+            const Acc other = partials[q * part_row + part * part_step];
+            merge(&acc, &other);
+        }
         ${FINISH};
     }
 }

@@ -3,8 +3,8 @@
 //   out[place(q, k)] = combine over j <= k of x[x0 + base(q) + j*step],  q < kept, k < length
 //   base(q) = q / inner * outer_stride + q % inner * inner_stride        place(q, k) = (q / after * length + k) * after + q % after
 //
-// A run may be cut into parts of `chunk` elements: `scan` with totals = 1 leaves what each part comes to in carries[q*parts + part],
-// scan_carries makes of these what comes before each part, and `scan` with totals = 0 begins there.
+// A run may be cut into parts of `chunk` elements: `scan` with totals = 1 leaves what each part comes to in
+// carries[q*parts + part], scan_carries makes of these what comes before each part, and `scan` with totals = 0 begins there.
 //
 // Constants: GPU (a work-group scans a part of a run, or a work-item one of a column where neighbouring results lie closer than
 // neighbours of a run; WG_SIZE items) or not (a work-item scans parts of `per` runs); OP: cumsum, cumprod in OUT's compute type,

@@ -1,6 +1,6 @@
 // Stable sorting along a dimension of a strided tensor, by pairs of a key and a place, which are never equal.
 //
-//   sort_tiles    pairs[(q*tiles + t)*size + i] = the first `size` of the tile's elements in order, which are x[x0 + base(q) + k*step],
+//   sort_tiles    pairs[(q*tiles + t)*size + i] = the first `size` in order of the tile's elements x[x0 + base(q) + k*step],
 //                 t*tile <= k < (t+1)*tile; beyond the run's end stand pairs greater than all
 //   sort_merge    runs of `size` pairs become half as many of `merged`: the first of what two of them hold together
 //   sort_finish   the first `taken` pairs of each run become values and places, at (q / after * taken + i) * after + q % after
@@ -9,10 +9,11 @@
 // Keys order as the elements do: NaN is the greatest, -0 equals 0; `descending` turns them round, and places still ascend
 // among equals. Constants: GPU (a work-group of WG_SIZE items sorts a tile of up to TILE pairs in local memory) or not (a work-item
 // sorts a tile of 16 * 4^j pairs with a second buffer of them, or where `size` is less picks that many from a tile of any length);
-// IN, the element type. Launched by memtrain_cl/ops/sort.py.
+// IN, the element type, of
+// ITEMSIZE bytes. Launched by memtrain_cl/ops/sort.py.
 <%
 WIDE = IN == "int64"
-BITS = {"int64": "ulong", "float32": "uint", "int32": "uint", "float16": "ushort", "bfloat16": "ushort", "int16": "ushort"}.get(IN, "uchar")
+BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}[ITEMSIZE]
 %>
 #include "_types.cl"
 
@@ -55,11 +56,12 @@ inline Pair pair_of(const ${compute(IN)} x, const ulong place, const uint descen
 // out[i], first <= i < last, of a[0 .. size) and b[0 .. size) merged: how many of the first `first` come from a is searched for.
 inline void merge_slice(const __global Pair *a, const __global Pair *b, const ulong size, __global Pair *out, const ulong first,
                         const ulong last) {
-    ulong low = first > size ? first - size : 0;
+    // (Not from first - size on: compilers make a saturating subtraction of it, which Oclgrind does not know.)
+    ulong low = 0;
     ulong high = min(first, size);
     while (low < high) {
         const ulong middle = (low + high) / 2;
-        if (before(b[first - 1 - middle], a[middle])) high = middle;
+        if (first - 1 - middle < size && before(b[first - 1 - middle], a[middle])) high = middle;
         else low = middle + 1;
     }
     ulong i = low;

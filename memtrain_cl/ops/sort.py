@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memtrain_cl.device import Device
+from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.memory import allocate
 from memtrain_cl.operand import Operand
 from memtrain_cl.ops.reduce import GROUP, MOST, layout
@@ -88,7 +89,8 @@ def _plan(
         merges.append(((at.kept * halves * slices,), tuple(numbers)))
         runs, size = halves, merged
         most = max(most, runs * size)
-    constants = {"GPU": int(gpu), "IN": element, "WG_SIZE": group, "TILE": TILE}
+    itemsize = ELEMENTS[element].itemsize
+    constants = {"GPU": int(gpu), "IN": element, "ITEMSIZE": itemsize, "WG_SIZE": group, "TILE": TILE}
     return _Plan(
         get_kernel(device, "sort", "sort_tiles", **constants),
         get_kernel(device, "sort", "sort_merge", **constants),
