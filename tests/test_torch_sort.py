@@ -180,7 +180,8 @@ def test_more_than_a_kernel_counts_is_refused(device: Device) -> None:
 
 @pytest.mark.parametrize("largest", [64, 100])
 def test_smaller_work_groups(device: Device, largest: int) -> None:
-    twin = device.with_capabilities(type="gpu", max_work_group_size=largest)
+    twin = device.with_capabilities(type="gpu", max_work_group_size=largest, local_mem_bytes=1 << 14)
     check_sort(twin, some((2, 1500)), 1, False)
+    check_sort(twin, some((2, 1500), torch.int64), 1, False)
     x = torch.arange(3000)
     assert torch.equal(placed(twin, x).cumsum(0).cpu(), x.cumsum(0))

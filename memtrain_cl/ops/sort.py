@@ -60,7 +60,9 @@ def _plan(
     info = device.info
     gpu = groups_share_rows(info)
     group = min(GROUP, power_of_two_at_least(info.max_work_group_size + 1) // 2) if gpu else 1
-    tile = min(TILE, max(2, power_of_two_at_least(at.length)))
+    # Half of the local memory at most, of which a driver keeps some for itself.
+    largest = min(TILE, power_of_two_at_least(info.local_mem_bytes // 32 + 1) // 2) if gpu else TILE
+    tile = min(largest, max(2, power_of_two_at_least(at.length)))
     size = min(tile, taken)
     if not gpu and taken <= FEW:
         # Tiles of any length, from which the few are picked.
@@ -90,7 +92,7 @@ def _plan(
         runs, size = halves, merged
         most = max(most, runs * size)
     itemsize = ELEMENTS[element].itemsize
-    constants = {"GPU": int(gpu), "IN": element, "ITEMSIZE": itemsize, "WG_SIZE": group, "TILE": TILE}
+    constants = {"GPU": int(gpu), "IN": element, "ITEMSIZE": itemsize, "WG_SIZE": group, "TILE": largest}
     return _Plan(
         get_kernel(device, "sort", "sort_tiles", **constants),
         get_kernel(device, "sort", "sort_merge", **constants),
