@@ -231,7 +231,7 @@ FETCHED = DENSE and LEFT_TYPE == RIGHT_TYPE == "float32"
 // comes nearer while this one multiplies.
 inline void fetch(const __global float *p, const uint lead, const uint runs, const uint length, const uint turn, const uint turns) {
     const uint last = (turn + 1) * runs / turns;
-    for (uint run = turn * runs / turns; run < last; run++) prefetch(p + (size_t)run * lead, length);
+    for (uint run = turn * runs / turns; run < last; run++) prefetch(p + (size_t)run * lead, (size_t)length);
 }
 
 % endif

@@ -1,7 +1,8 @@
 // Elementwise: OUTPUTS = BODY(INPUTS), any number of each, strided and broadcast. Launched by memtrain_cl/ops/elementwise.py.
 //
 //   INPUTS, OUTPUTS  element types.   CASTS  the C type in which BODY sees each input, x0, x1 ...
-//   SCALARS          the C types of the scalars s0, s1 ...   BODY  statements that set y0, y1 ..., of the C types RESULTS
+//   SCALARS          the C types of the scalars s0, s1 ...   BODY  statements that set y0, y1 ..., of the C types RESULTS;
+//                    i is the element's place in the inner dimension
 //   RANK 0           one dimension: MODES says "u" (a unit step) or "z" (none) for each operand, outputs first
 //   RANK r           rows: r outer dimensions with run-time strides, and an inner one whose steps MODES gives ("g": at run time)
 //   GPU              one flat range of work-groups, or (columns, rows) for compilers that vectorise the first dimension
@@ -15,7 +16,7 @@ TYPES = [*OUTPUTS, *INPUTS]
 LANES = "xyzw"
 
 def place(k):
-    step = {"u": "i", "z": "0", "g": f"(long)i * {NAMES[k]}_step"}[MODES[k]]
+    step = {"u": "first", "z": "0", "g": f"(long)first * {NAMES[k]}_step"}[MODES[k]]
     return step if RANK == 0 else f"({NAMES[k]}_row + {step})"
 
 def const(k):
@@ -23,6 +24,7 @@ def const(k):
 %>
 <%def name="lane(e)">
     {
+        const uint i = first + ${e};
 % for k, t in enumerate(INPUTS):
 <%  position = len(OUTPUTS) + k %>
 % if VEC == 1 or MODES[position] == "z":
@@ -57,7 +59,7 @@ inline void element(
 % for k, c in enumerate(SCALARS):
     const ${c} s${k},
 % endfor
-    const uint i) {
+    const uint first) {
 % if VEC == 4:
 % for k, t in enumerate(INPUTS):
 % if MODES[len(OUTPUTS) + k] == "u":

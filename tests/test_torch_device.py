@@ -50,7 +50,7 @@ print(json.dumps({
 
 def test_the_device_can_be_left_out() -> None:
     code = """
-import json, torch
+import json, torch, memtrain_cl.torch_device
 before = hasattr(torch, "opencl")
 import memtrain_cl
 lazy = hasattr(torch, "opencl")
@@ -75,7 +75,7 @@ print(json.dumps([time.process_time() - begin, hasattr(torch, "opencl")]))
 
 def test_a_name_that_is_taken_stays_so() -> None:
     code = """
-import json, torch
+import json, torch, memtrain_cl.torch_device
 torch.utils.rename_privateuse1_backend("other")
 import memtrain_cl._autoload
 memtrain_cl._autoload.register()
@@ -93,7 +93,7 @@ print(json.dumps([said, len(memtrain_cl.devices()) >= 0]))
 
 def test_a_torch_that_is_too_old_is_named() -> None:
     code = """
-import json, torch
+import json, torch, memtrain_cl.torch_device
 import torch.utils.backend_registration as registration
 del registration._setup_privateuseone_for_python_backend
 import memtrain_cl._autoload
@@ -134,7 +134,7 @@ put_first({selector!r})
 print(json.dumps([[info.label for info in devices()], [info.index for info in devices()], choose()[0].label]))
 """
 _TENSOR = """
-import json, torch
+import json, torch, memtrain_cl.torch_device
 x = torch.zeros(2, device="opencl")
 print(json.dumps([x.operand.device.info.label, x.device.index, torch.opencl.device_count()]))
 """

@@ -249,8 +249,8 @@ def test_filled_tensors(device: Device, dtype: torch.dtype) -> None:
     assert torch.ones_like(like.cpu(), device=home).device == home
 
 
-def test_ranges(device: Device) -> None:
-    home = torch_device(device)
+def test_ranges(shaped: Device) -> None:
+    home = torch_device(shaped)
     for arguments in ((5,), (2, 9), (9, 2, -3), (0, 1, 0.125), (1.5,), (3, 3), (0,), (-4, 5, 2)):
         same(torch.arange(*arguments, device=home), torch.arange(*arguments))
     for dtype in (torch.int8, torch.uint8, torch.float16, torch.int64):
@@ -266,7 +266,7 @@ def test_ranges(device: Device) -> None:
             torch.arange(*bad, device=home)
 
 
-def test_triangles(device: Device) -> None:
+def test_triangles(shaped: Device) -> None:
     for shape, diagonal in itertools.product(((4, 6), (2, 5, 3), (1, 1), (0, 3)), (-2, 0, 1, 7)):
         x = values(torch.float32, *shape)
         same(on(device, x).tril(diagonal), x.tril(diagonal))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch.testing import assert_close
-from torch.testing._internal.common_methods_invocations import op_db
 
 import memtrain_cl.torch_device
 from memtrain_cl.array import from_numpy
@@ -21,6 +20,7 @@ from memtrain_cl.ops import reduce as launcher
 from memtrain_cl.ops.reduce import Layout, layout
 from memtrain_cl.torch_device.fallback import strict
 from memtrain_cl.torch_device.tensor import DTYPES, OpenCLTensor, opened, torch_device, wrap
+from tests.torch_op_db import op_db
 
 memtrain_cl.torch_device.require_registered()
 

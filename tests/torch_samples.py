@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import memtrain_cl.torch_device
 from memtrain_cl.device import Device
 from memtrain_cl.torch_device.tensor import torch_device
+from tests.torch_op_db import op_db
 
 memtrain_cl.torch_device.require_registered()
 

@@ -56,9 +56,8 @@ def register() -> None:
     aten.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
     import_module("memtrain_cl.torch_device.conversion").install()
     import_module("memtrain_cl.torch_device.storages").install()
-    if torch.accelerator.current_accelerator() == torch.device(NAME) and not has_own_gpu():
-        # torch takes the device for the machine's accelerator, whose pinned memory a DataLoader may ask for.
-        aten.impl("_pin_memory", _pinned, "CPU")
+    # torch takes the device for the machine's accelerator, whose pinned memory a DataLoader may ask for.
+    aten.impl("_pin_memory", _pinned, "CPU")
     _libraries.extend([others, aten])
     _registered = True
 

@@ -1,0 +1,9 @@
+"""torch's list of operations with samples, imported without the warnings that some NumPys give for how it is made."""
+
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+__all__ = ["op_db"]
