@@ -1,8 +1,8 @@
 """What torch calls when it is imported (entry point group ``torch.backends``): it names the device "opencl".
 
-It must be quick and must never raise, for torch's import would fail with it. Where torch came with support for a GPU of its
-own, nothing is registered: torch takes a registered device for the machine's accelerator, pinned memory and all, so
-that is left to an ``import memtrain_cl.torch_device`` in the program.
+It must be quick and must never raise, for torch's import would fail with it. Where torch came with support for a GPU
+of its own, nothing is registered: torch takes a registered device for the machine's accelerator, pinned memory and all,
+so that is left to an ``import memtrain_cl.torch_device`` in the program.
 """
 
 from __future__ import annotations

@@ -283,9 +283,9 @@ def inventory() -> list[tuple[DeviceInfo, Any]]:
 
 
 def devices() -> list[DeviceInfo]:
-    """Every OpenCL device, the best first and then by the names of the platforms; an empty list where there is no driver.
+    """Every OpenCL device, the best first and then by the names of the platforms; empty where there is no driver.
 
-    Where ``MEMTRAIN_CL_DEVICE`` is a part of a name, the device that it chooses is the first, and so "opencl:0" of torch.
+    Where ``MEMTRAIN_CL_DEVICE`` is a part of a name, the device that it chooses is the first, torch's "opencl:0".
     """
     return [info for info, _ in inventory()]
 

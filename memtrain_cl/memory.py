@@ -126,6 +126,6 @@ def pool_of(device: Device) -> Pool:
 
 
 def allocate(device: Device, nbytes: int) -> DeviceArray:
-    """Uninitialised bytes on the device as a flat uint8 array, from its allocator; OutOfMemory where there is no room."""
+    """Uninitialised bytes as a flat uint8 array, from the device's allocator; OutOfMemory where there is no room."""
     buffer = pool_of(device).allocate(nbytes) if nbytes else None
     return DeviceArray(device, buffer, (nbytes,), _BYTES, shares_host=device.info.unified_memory)

@@ -23,7 +23,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Operand:
-    """A tensor's data: element [i, j, ...] lies at offset + i*strides[0] + j*strides[1] + ... elements of `array`'s bytes.
+    """A tensor's data: element [i, j, ...] lies offset + i*strides[0] + j*strides[1] + ... elements into `array`.
 
     array: the flat bytes, shared by all views of one tensor; its buffer is None where they are none. element: a name
     in `elements.ELEMENTS`. contiguous: given where it is known. Immutable.

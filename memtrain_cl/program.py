@@ -119,7 +119,7 @@ class Kernel:
         """Launch with DeviceArrays, Operands and NumPy scalars as arguments; the launch's event."""
         return self.enqueue(
             tuple(global_size),
-            local_size and tuple(local_size),
+            None if local_size is None else tuple(local_size),
             [arg.buffer if isinstance(arg, _HOLDERS) else arg for arg in args],
         )
 

@@ -74,7 +74,12 @@ def upload(device: Device, values: np.ndarray, buffer: Any, start: int = 0) -> N
             size = min(up.chunk, source.nbytes - offset)
             pinned[:size] = source[offset : offset + size]
             event = cl.enqueue_copy(
-                device.transfer_queue, buffer, pinned[:size], dst_offset=start + offset, is_blocking=False, wait_for=before
+                device.transfer_queue,
+                buffer,
+                pinned[:size],
+                dst_offset=start + offset,
+                is_blocking=False,
+                wait_for=before,
             )
             up.events[which] = event
             device.transfer_queue.flush()

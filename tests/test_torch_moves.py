@@ -269,9 +269,9 @@ def test_ranges(shaped: Device) -> None:
 def test_triangles(shaped: Device) -> None:
     for shape, diagonal in itertools.product(((4, 6), (2, 5, 3), (1, 1), (0, 3)), (-2, 0, 1, 7)):
         x = values(torch.float32, *shape)
-        same(on(device, x).tril(diagonal), x.tril(diagonal))
-        same(on(device, x).triu(diagonal), x.triu(diagonal))
-    same(on(device, x.t()).tril(), x.t().tril().contiguous())
+        same(on(shaped, x).tril(diagonal), x.tril(diagonal))
+        same(on(shaped, x).triu(diagonal), x.triu(diagonal))
+    same(on(shaped, x.t()).tril(), x.t().tril().contiguous())
 
 
 def test_what_a_device_does_not_hold_is_refused(device: Device) -> None:

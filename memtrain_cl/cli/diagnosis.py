@@ -191,7 +191,7 @@ def _no_choice(report: Report) -> Problem:
 # ---- in the child process -------------------------------------------------------------------------------------------
 
 
-def inventory() -> Mapping[str, Any]:
+def _inventory() -> Mapping[str, Any]:
     from memtrain_cl.device import choose, devices, platforms
 
     chosen, why, infos, names = None, "", [], []
@@ -222,4 +222,4 @@ def _probe(index: int) -> Mapping[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(inventory() if sys.argv[1] == "inventory" else _probe(int(sys.argv[2]))))
+    print(json.dumps(_inventory() if sys.argv[1] == "inventory" else _probe(int(sys.argv[2]))))

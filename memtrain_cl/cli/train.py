@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-
 #: The value of --device that keeps tensors on the host, where counter layers visit the OpenCL device.
 HOST_PATH = "cpu-torch"
 

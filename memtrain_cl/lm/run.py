@@ -121,8 +121,9 @@ def run_training(
     """Trains from the start, or on from `state`, and writes model, checkpoint, metrics, plot and summary into `out`.
 
     `config` and `state` are what `plan_run` gave. device: its name, for the table. console: where progress is shown
-    (default: stderr). ops: the counter layers' backend. place: torch's device that holds the run. Raises Interrupted after SIGINT or SIGTERM, when the step is
-    finished and saved; ValueError, OSError or MemtrainError for unusable text or state, before anything is written.
+    (default: stderr). ops: the counter layers' backend. place: torch's device that holds the run. Raises Interrupted
+    after SIGINT or SIGTERM, when the step is finished and saved; ValueError, OSError or MemtrainError for unusable text
+    or state, before anything is written.
     """
     console = console or Console(stderr=True, markup=False, highlight=False)
     corpus = load_corpus(config.text, config.model.seq)

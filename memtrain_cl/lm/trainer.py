@@ -35,7 +35,7 @@ def schedule(step: int) -> float:
 
 
 class Trainer:
-    """A run of `config` over `corpus`. `ops` is the counter layers' backend (None: OpenCL). `device` is torch's, and holds
+    """A run of `config` over `corpus`. `ops` is the counter layers' backend (None: OpenCL). `device`, torch's, holds
     the model, its gradients and the optimizer's state.
 
     torch.manual_seed(config.seed) rules the first weights and the counters' rounding; the batches follow from (seed,

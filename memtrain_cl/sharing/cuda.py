@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memtrain_cl.device import Device, inventory, get_device
+from memtrain_cl.device import Device, get_device, inventory
 from memtrain_cl.errors import OutOfMemory, UnsupportedDevice
 from memtrain_cl.sharing import external
 from memtrain_cl.sharing.pool import Pool

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from memtrain_cl._autoload import has_own_gpu
 from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
 
@@ -82,7 +81,7 @@ class _Factory:
         name, _, variant = self._overload.partition(".")
         try:
             return resolve(getattr(getattr(torch.ops.aten, name), variant or "default"))(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (see engine.py)
             return import_module("memtrain_cl.torch_device.engine").carry(error)
 
 
@@ -95,7 +94,7 @@ def _without_tensors(func: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         result = resolve(func)(*args, **kwargs)
         return run_on_host(func, args, kwargs) if result is NotImplemented else result
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (see engine.py)
         return import_module("memtrain_cl.torch_device.engine").carry(error)
 
 

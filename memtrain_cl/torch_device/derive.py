@@ -84,24 +84,112 @@ def _in_place(func: Any) -> Handler | None:
 
 #: Operations whose decomposition in torch._decomp ends in kernels of the device.
 DECOMPOSED = frozenset(
-    """
-    mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
-    binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits soft_margin_loss
-    soft_margin_loss_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward mish_backward
-    hardshrink softshrink diag_embed unsafe_split unsafe_split_with_sizes isin ldexp linalg_cross narrow_copy
-    split_with_sizes_copy _chunk_cat _unsafe_masked_index _unsafe_masked_index_put_accumulate multi_margin_loss
-    multilabel_margin_loss_forward reflection_pad1d reflection_pad2d reflection_pad3d reflection_pad1d_backward
-    reflection_pad2d_backward reflection_pad3d_backward replication_pad1d replication_pad2d replication_pad3d
-    im2col col2im upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
-    _upsample_nearest_exact2d _upsample_nearest_exact3d logit logit_backward xlogy special_xlog1py
-    unfold_backward logsumexp logaddexp logaddexp2 heaviside deg2rad rad2deg sinc special_entr
-    linspace rot90 trace addr renorm dist cosine_similarity pixel_shuffle pixel_unshuffle
-    native_dropout_backward std std_mean isneginf isposinf zeros ones full scalar_tensor
-    _weight_norm_interface rrelu_with_noise_backward _prelu_kernel _prelu_kernel_backward
-    lift_fresh_copy
-    block_diag channel_shuffle vdot ger repeat expand_copy permute_copy split_copy view_copy t_copy squeeze_copy
-    unsqueeze_copy transpose_copy select_copy slice_copy unbind_copy detach_copy alias_copy diagonal_copy unfold_copy
-    """.split()
+    [
+        "mse_loss",
+        "mse_loss_backward",
+        "smooth_l1_loss",
+        "smooth_l1_loss_backward",
+        "huber_loss",
+        "huber_loss_backward",
+        "binary_cross_entropy",
+        "binary_cross_entropy_backward",
+        "binary_cross_entropy_with_logits",
+        "soft_margin_loss",
+        "soft_margin_loss_backward",
+        "log_sigmoid_forward",
+        "log_sigmoid_backward",
+        "glu",
+        "glu_backward",
+        "mish_backward",
+        "hardshrink",
+        "softshrink",
+        "diag_embed",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "isin",
+        "ldexp",
+        "linalg_cross",
+        "narrow_copy",
+        "split_with_sizes_copy",
+        "_chunk_cat",
+        "_unsafe_masked_index",
+        "_unsafe_masked_index_put_accumulate",
+        "multi_margin_loss",
+        "multilabel_margin_loss_forward",
+        "reflection_pad1d",
+        "reflection_pad2d",
+        "reflection_pad3d",
+        "reflection_pad1d_backward",
+        "reflection_pad2d_backward",
+        "reflection_pad3d_backward",
+        "replication_pad1d",
+        "replication_pad2d",
+        "replication_pad3d",
+        "im2col",
+        "col2im",
+        "upsample_nearest1d",
+        "upsample_nearest2d",
+        "upsample_nearest3d",
+        "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d",
+        "logit",
+        "logit_backward",
+        "xlogy",
+        "special_xlog1py",
+        "unfold_backward",
+        "logsumexp",
+        "logaddexp",
+        "logaddexp2",
+        "heaviside",
+        "deg2rad",
+        "rad2deg",
+        "sinc",
+        "special_entr",
+        "linspace",
+        "rot90",
+        "trace",
+        "addr",
+        "renorm",
+        "dist",
+        "cosine_similarity",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "native_dropout_backward",
+        "std",
+        "std_mean",
+        "isneginf",
+        "isposinf",
+        "zeros",
+        "ones",
+        "full",
+        "scalar_tensor",
+        "_weight_norm_interface",
+        "rrelu_with_noise_backward",
+        "_prelu_kernel",
+        "_prelu_kernel_backward",
+        "lift_fresh_copy",
+        "block_diag",
+        "channel_shuffle",
+        "vdot",
+        "ger",
+        "repeat",
+        "expand_copy",
+        "permute_copy",
+        "split_copy",
+        "view_copy",
+        "t_copy",
+        "squeeze_copy",
+        "unsqueeze_copy",
+        "transpose_copy",
+        "select_copy",
+        "slice_copy",
+        "unbind_copy",
+        "detach_copy",
+        "alias_copy",
+        "diagonal_copy",
+        "unfold_copy",
+    ]
 )
 
 

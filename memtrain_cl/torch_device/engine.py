@@ -1,9 +1,9 @@
 """Errors on their way out of a backward.
 
-torch's engine ends the process when a Python error leaves an operation that it runs for a device of Python's making: the
-guard of the device's stream, unwound meanwhile, calls Python with the error still set (torch 2.10 to 2.13). So an error
-inside a backward is kept here and the operation returns what torch's conversion refuses, an error of C++; when that
-arrives where the backward was started, the first error takes its place.
+torch's engine ends the process when a Python error leaves an operation that it runs for a device of Python's making:
+the guard of the device's stream, unwound meanwhile, calls Python with the error still set (torch 2.10 to 2.13). So an
+error inside a backward is kept here and the operation returns what torch's conversion refuses, an error of C++; when
+that arrives where the backward was started, the first error takes its place.
 """
 
 from __future__ import annotations

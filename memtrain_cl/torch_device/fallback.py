@@ -54,7 +54,7 @@ def reset_fallbacks() -> None:
         _counts.clear()
 
 
-class strict:  # noqa: N801 (a switch like torch.set_grad_enabled)
+class strict:
     """Turn fallbacks to the host into errors (FallbackRefused), for the process: ``memtrain_cl.strict()``.
 
     ``strict(False)`` allows them again; ``with strict(): ...`` restores the former mode at the end.
@@ -88,8 +88,8 @@ def _count(name: str, nbytes: int) -> None:
         entry.bytes += nbytes
     if first:
         warnings.warn(
-            f"{name} has no OpenCL kernel for these arguments and runs on the host; memtrain_cl.fallbacks() counts such "
-            "calls, memtrain_cl.strict() refuses them",
+            f"{name} has no OpenCL kernel for these arguments and runs on the host; memtrain_cl.fallbacks() counts "
+            "such calls, memtrain_cl.strict() refuses them",
             FallbackWarning,
             stacklevel=4,
         )

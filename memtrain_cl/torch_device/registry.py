@@ -8,13 +8,14 @@ decomposition; the rest runs on the host (see fallback.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 aten = torch.ops.aten
 
 Handler = Callable[..., Any]
+_H = TypeVar("_H", bound=Handler)
 
 #: What was entered by hand.
 TABLE: dict[Any, Handler] = {}
@@ -24,14 +25,14 @@ RESOLVED: dict[Any, Handler] = {}
 KINDS: list[Callable[[Any], Handler | None]] = []
 
 
-def implements(*overloads: Any) -> Callable[[Handler], Handler]:
+def implements(*overloads: Any) -> Callable[[_H], _H]:
     """Enter the decorated function as the handler of these overloads.
 
     It gets what ``__torch_dispatch__`` gets, and may return NotImplemented for arguments that it cannot do; the call
     then runs on the host and is counted.
     """
 
-    def enter(handler: Handler) -> Handler:
+    def enter(handler: _H) -> _H:
         for overload in overloads:
             if overload in TABLE:
                 raise ValueError(f"{overload} has a handler already: {TABLE[overload].__qualname__}")

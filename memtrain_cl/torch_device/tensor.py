@@ -59,7 +59,9 @@ class OpenCLTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         try:
             handler = RESOLVED.get(func) or resolve(func)
             result = handler(*args, **kwargs) if kwargs else handler(*args)
@@ -68,11 +70,11 @@ class OpenCLTensor(Tensor):
 
                 return run_on_host(func, args, kwargs or {})
             return result
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (raised there, or kept until the backward has ended)
             return engine.carry(error)
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Tensor:
         """As torch's: the values without their history. Assigning replaces the values and keeps the object."""
         return Tensor.data.__get__(self)  # type: ignore[attr-defined,no-any-return]
 

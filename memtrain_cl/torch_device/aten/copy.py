@@ -20,10 +20,9 @@ from memtrain_cl.torch_device.tensor import (
     element_of,
     opened,
     same_device,
-    torch_device,
     wrap,
 )
-from memtrain_cl.torch_device.transfer import download, from_host, host_copy, upload, write_back
+from memtrain_cl.torch_device.transfer import download, from_host, host_copy, write_back
 
 _COPIES = {c: Formula("y0 = x0;", (c,), (c,)) for c in ("float", "int", "long")}
 #: To whole numbers from floats, as C converts; NaN and what lies outside is as undefined as in torch.

@@ -240,8 +240,9 @@ def _range_length(start: Any, end: Any, step: Any) -> int:
     if (step > 0) != (end >= start) and end != start:
         raise RuntimeError("upper bound and lower bound inconsistent with step sign")
     if all(isinstance(value, int) for value in (start, end, step)):
-        return -(-(end - start) // step)
-    return math.ceil((end - start) / step)
+        return int(-(-(end - start) // step))
+    length: int = math.ceil((end - start) / step)
+    return length
 
 
 def arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: torch.device | None) -> OpenCLTensor:
@@ -310,7 +311,7 @@ def eye_m_out(n: int, m: int, *, out: OpenCLTensor) -> OpenCLTensor:
 @implements(aten.eye.out)
 def eye_out(n: int, *, out: OpenCLTensor) -> OpenCLTensor:
     """The identity [n, n]."""
-    return eye_m_out(n, n, out=out)  # type: ignore[no-any-return]
+    return eye_m_out(n, n, out=out)
 
 
 def _triangle(upper: bool) -> Any:

@@ -1,7 +1,7 @@
 """How elementwise operations run: types promoted and shapes broadcast by torch's own rules, then one kernel.
 
-An operation is a `Pointwise`: a body of OpenCL C over its tensor arguments x0, x1, ... and its scalar arguments s0, s1, ...
-in the order of the call. `pointwise` enters its functional, in-place and out forms.
+An operation is a `Pointwise`: a body of OpenCL C over its tensor arguments x0, x1, ... and its scalar arguments s0,
+s1, ... in the order of the call. `pointwise` enters its functional, in-place and out forms.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memtrain_cl.torch_device.geometry import meta
 from memtrain_cl.torch_device.registry import TABLE, Handler
 from memtrain_cl.torch_device.tensor import OpenCLTensor, allocated, dtype_of, element_of, same_device, wrap
 
-#: What bodies of one operation are: one text for all compute types, or one for each ("float", "int", "long", or "whole").
+#: What bodies of one operation are: one text for all compute types, or one for each ("float", "int", "long", "whole").
 Bodies = str | Mapping[str, str]
 _NUMBERS = (int, float, bool)
 
@@ -51,9 +51,9 @@ def formula_of(body: str, casts: tuple[str, ...], result: str, scalars: tuple[st
 class Pointwise:
     """One operation. `func`: its functional overload, whose meta function gives result type, shape and strides.
 
-    floats: whole numbers are computed as float32, as by sqrt. raw: leading tensor arguments that keep a type of their own
-    (where's condition). arrange: turns the call's arguments into (tensors and numbers in the order of x and s, bodies);
-    by default they are the call's positional arguments, and keyword arguments in the order of the schema.
+    floats: whole numbers are computed as float32, as by sqrt. raw: leading tensor arguments that keep a type of their
+    own (where's condition). arrange: turns the call's arguments into (tensors and numbers in the order of x and s,
+    bodies); by default they are the call's positional arguments, and keyword arguments in the order of the schema.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Pointwise:
         values = [*tensors, *numbers]
         dtype = torch.result_type(values[0], values[1]) if len(values) > 1 else tensors[0].dtype
         if len(values) > 2:
-            dtype = torch._prims_common.elementwise_dtypes(  # type: ignore[no-untyped-call]
+            dtype = torch._prims_common.elementwise_dtypes(
                 *values, type_promotion_kind=torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
             )[1]
         return element_of(torch.float32 if dtype == torch.float64 else dtype)
@@ -168,7 +168,8 @@ class Pointwise:
         target = out.operand
         if target.element != case.element and not torch.can_cast(dtype_of(case.element), out.dtype):
             raise RuntimeError(
-                f"result type {_spoken(case.element)} can't be cast to the desired output type {_spoken(target.element)}"
+                f"result type {_spoken(case.element)} can't be cast to the desired output type "
+                f"{_spoken(target.element)}"
             )
         if target.shape != case.shape:
             if not resize:
@@ -237,7 +238,7 @@ def pointwise(func: Any, bodies: Bodies, **options: Any) -> Pointwise:
     """Enter an elementwise operation in all its forms."""
     operation = Pointwise(func, bodies, **options)
     in_place, out = _twins(func)
-    entries = [(func, operation)]
+    entries: list[tuple[Any, Handler]] = [(func, operation)]
     if in_place is not None:
         entries.append((in_place, _in_place(operation)))
     if out is not None:

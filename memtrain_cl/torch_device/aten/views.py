@@ -154,7 +154,7 @@ def set_storage(self: OpenCLTensor, source: Any, storage_offset: int, size: Any,
 @implements(aten.set_.source_Storage)
 def set_whole_storage(self: OpenCLTensor, source: Any) -> OpenCLTensor:
     """Make `self` a vector of all that a storage holds."""
-    return set_storage(self, source, 0, (source.nbytes() // self.element_size(),))  # type: ignore[no-any-return]
+    return set_storage(self, source, 0, (source.nbytes() // self.element_size(),))
 
 
 @implements(aten._has_same_storage_numel.default)
