@@ -57,11 +57,17 @@ def expand_includes(path: Path) -> str:
     return expand(path)
 
 
+@functools.lru_cache(maxsize=256)
+def _template(source: str) -> Template:
+    # Reading a template takes Mako longer than rendering it, and a file is rendered once a set of constants.
+    return Template(source, strict_undefined=True)
+
+
 def render(file: str, params: Mapping[str, Any]) -> str:
     """OpenCL C of kernels/<file>.cl for these template constants; BuildError names what is undefined."""
     source = expand_includes(kernels_dir() / f"{file}.cl")
     try:
-        return str(Template(source, strict_undefined=True).render(**params))
+        return str(_template(source).render(**params))
     except Exception as error:
         raise BuildError(
             f"kernel file {file}.cl did not render with {dict(params)}: {error}\n"
