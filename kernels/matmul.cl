@@ -36,7 +36,7 @@ inline ${wide("float", W)} ${name}_${W}(const __global ${stored(t)} *p, const si
 % if W == 1:
     return ${load(t, "p", "i")};
 % elif t == "float16":
-    return ${f"vload_halfa{W}" if aligned else f"vload_half{W}"}(0, p + i);
+    return ${f"vloada_half{W}" if aligned else f"vload_half{W}"}(0, p + i);
 % elif t == "bfloat16":
     return as_float${W}(convert_uint${W}(${f"*(const __global ushort{W} *)(p + i)" if aligned else f"vload{W}(0, p + i)"}) << 16);
 % else:

@@ -27,7 +27,7 @@ memtrain_cl.torch_device.require_registered()
 #: Half a unit in the last place of a result of each type.
 ROUNDING = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 #: One below, on and above what a tile, a panel or a vector holds.
-SIZES = [(1, 2, 3), (5, 7, 3), (6, 64, 32), (63, 65, 17), (130, 193, 97), (2, 1030, 260)]
+SIZES = [(1, 2, 3), (5, 7, 3), (6, 64, 32), (64, 36, 68), (63, 65, 17), (130, 193, 97), (2, 1030, 260)]
 
 
 def transposable(device: Device, tensor: torch.Tensor, transposed: bool, offset: int) -> Operand:
@@ -73,8 +73,9 @@ def test_layouts_and_types(shaped: Device, left: bool, right: bool, dtype: torch
     for M, N, K in SIZES:
         a, b = torch.randn(M, K).to(dtype), torch.randn(K, N).to(dtype)
         out = out_of(shaped, (M, N), dtype)
-        # Offsets that keep wide loads whole where the row length does, and offsets that do not.
-        matmul(transposable(shaped, a, left, 4 if N % 2 else 3), transposable(shaped, b, right, 8), out)
+        # Wide loads need rows of whole fours that begin on one; an offset of 3 takes them away.
+        offset = 8 if M % 4 == N % 4 == K % 4 == 0 else 3
+        matmul(transposable(shaped, a, left, offset), transposable(shaped, b, right, 8), out)
         check(out, a, b)
 
 
