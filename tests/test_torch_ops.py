@@ -17,7 +17,9 @@ from tests.opdb_ops import BFLOAT16, FLOAT32
 SAMPLES = 3
 
 
-def check(device: Device, name: str, dtype: torch.dtype) -> None:
+def check(device: Device, names: tuple[str, ...], name: str, dtype: torch.dtype) -> None:
+    if device.info.index and names.index(name) % 8:
+        pytest.skip("every eighth op on devices that are not opencl:0; make platforms makes each device that")
     outcome = run_op(op_infos()[name], torch_device(device), dtype, SAMPLES)
     assert outcome.status == "ok", f"{outcome.status}: {outcome.detail}"
     assert outcome.samples
@@ -25,12 +27,12 @@ def check(device: Device, name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", FLOAT32)
 def test_samples_in_float32(device: Device, name: str) -> None:
-    check(device, name, torch.float32)
+    check(device, FLOAT32, name, torch.float32)
 
 
-@pytest.mark.parametrize("name", BFLOAT16[::8])
+@pytest.mark.parametrize("name", BFLOAT16[::16])
 def test_samples_in_bfloat16(device: Device, name: str) -> None:
-    check(device, name, torch.bfloat16)
+    check(device, BFLOAT16, name, torch.bfloat16)
 
 
 def test_lists_are_of_ops_that_can_be_compared() -> None:
