@@ -67,7 +67,7 @@ inline void stage_rows(__local float *target, const __global ${stored(TYPE)} *ro
     for (uint load = 0; load < ${DEPTH * SLICE // 4 // 128}; load++) {
         const uint unit = item + 128 * load;
         const uint row = unit / ${SLICE // 4};
-        const uint c = c0 + unit % ${SLICE // 4} * 4;
+        const uint c = c0 + 4 * (unit - row * ${SLICE // 4});
         float4 value = (float4)(0.0f);
         if (row < count && c < columns) value = load_4(rows + row * stride + c, columns - c);
         *(__local float4 *)(target + 4 * unit) = value;
@@ -179,10 +179,11 @@ inline void stage_rows(__local float *target, const __global ${stored(TYPE)} *ro
 % endif
 <% LIMIT, LATE_J, LATE_I = ("S", "other0", "own0") if own == "i" else ("T", "own0", "other0") %>
         if (other0 + ROWS > ${LIMIT} || (causal && ${LATE_J} + ROWS > ${LATE_I})) {
+            // Bits for || and &&, which end Oclgrind where the compiler makes one vector of four of them.
 % for c, v in TILE:
 % for e in range(4):
 <% i, j = pair(c, v, e) %>
-            if (${f"{j} >= S" if own == "i" else f"{i} >= T"} || (causal && ${j} > ${i})) s${c}_${v}.s${e} = -INFINITY;
+            if (${f"({j} >= S)" if own == "i" else f"({i} >= T)"} | (causal & (${j} > ${i}))) s${c}_${v}.s${e} = -INFINITY;
 % endfor
 % endfor
         }
@@ -191,9 +192,10 @@ inline void stage_rows(__local float *target, const __global ${stored(TYPE)} *ro
 <%def name="tile_drop(name, own)">
 % if DROPOUT:
 % for c, v in TILE:
+        ${name}${c}_${v} *= (float4)(
 % for e in range(4):
 <% i, j = (f"(own0 + 4 * y + {32 * v + e})", f"(other0 + 4 * x + {c})")[:: 1 if own == "i" else -1] %>
-        ${name}${c}_${v}.s${e} *= dropped(((ulong)bh * T + ${i}) * S + ${j}, seed, threshold, kept);
+            dropped(((ulong)bh * T + ${i}) * S + ${j}, seed, threshold, kept)${");" if e == 3 else ","}
 % endfor
 % endfor
 % endif
