@@ -14,7 +14,7 @@ import memtrain_cl.torch_device
 from memtrain_cl.device import Device
 from memtrain_cl.ops import index as launch
 from memtrain_cl.ops.index_mask import positions
-from memtrain_cl.ops.index_plan import SHORT_ON_CPU, SHORT_ON_GPU, make_plan
+from memtrain_cl.ops.index_plan import MOST_TURNS, SHORT_ON_GPU, make_plan
 from memtrain_cl.torch_device.fallback import fallbacks, reset_fallbacks, strict
 from memtrain_cl.torch_device.random import raise_pending
 from memtrain_cl.torch_device.registry import TABLE
@@ -99,7 +99,8 @@ def test_elements(shaped: Device, shape: tuple[int, ...], count: int, dtype: tor
     ("n", "size"),
     [
         *((1, 1), (63, 2), (64, 300), (65, 1 << 20), (1000, 256), (SHORT_ON_GPU, 50257), (SHORT_ON_GPU + 1, 300)),
-        (SHORT_ON_CPU + 1, 1 << 17),
+        (MOST_TURNS, 1 << 17),
+        (9000, 1 << 32),
     ],
 )
 def test_the_order_of_indices_is_stable(shaped: Device, n: int, size: int) -> None:

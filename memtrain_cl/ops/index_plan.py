@@ -18,9 +18,11 @@ from memtrain_cl.ops.index_build import group_size, index_kernel
 from memtrain_cl.ops.launch import SIZE_LIMIT
 from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
 
-#: Longest list of one launch: on a GPU every item looks at every key, on a CPU one item does all.
+#: Longest list of one launch on a GPU, where every item looks at every key.
 SHORT_ON_GPU = 8192
-SHORT_ON_CPU = 65536
+#: Most turns of loops in all that one item takes on a CPU, where it sorts the whole list: llvmpipe leaves the loops of
+#: an item without a word after 65535.
+MOST_TURNS = 65000
 #: Least keys a work-group sorts, and most groups.
 LEAST_CHUNK = 2048
 MOST_CHUNKS = 4096
@@ -47,7 +49,7 @@ def make_plan(index: Operand, size: int, *, wrap: bool = False) -> Plan:
     device = index.device
     passes = max(1, ceil_div((size - 1).bit_length(), 8))
     gpu = groups_share_rows(device.info)
-    if n > (SHORT_ON_GPU if gpu else SHORT_ON_CPU):
+    if n > SHORT_ON_GPU if gpu else n * (1 + 2 * passes) + 512 * passes > MOST_TURNS:
         return _radix(index, size, passes, wrap=wrap)
     keys, order = allocate(device, 4 * n), allocate(device, 4 * n)
     group = group_size(device, "plan")
