@@ -1,12 +1,14 @@
 # Every target makes .venv itself: nothing is needed beforehand but python3 (3.11 or newer) with venv.
 #   make run         train the demonstration model on the standard library's source, into runs/demo
-#   make test        the test suite on the OpenCL platforms that pip installs
+#   make test        the test suite on the best OpenCL device of those that pip installs
 #   make platforms   the device tests on every platform, with those that apt brings, and Oclgrind's checkers
 #   make acceptance  the long checks; results go to bench/results
 #   make lint        ruff and mypy
 # ARGS="..." is handed to the program that the target runs, for example: make run ARGS="--steps 100"
 PYTHON ?= python3
 ARGS ?=
+# Test processes at a time.
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -21,10 +23,10 @@ run: $(VENV)/.installed-run
 # An empty folder in place of the system's drivers: the suite must pass with what pip installed, here as on a bare machine.
 test: $(VENV)/.installed-test
 	@mkdir -p $(VENV)/no-system-drivers
-	OCL_ICD_VENDORS=$(CURDIR)/$(VENV)/no-system-drivers $(BIN)/python -m pytest $(ARGS)
+	OCL_ICD_VENDORS=$(CURDIR)/$(VENV)/no-system-drivers $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 platforms: $(VENV)/.installed-test
-	$(BIN)/python scripts/platforms.py $(ARGS)
+	$(BIN)/python scripts/platforms.py --jobs $(JOBS) $(ARGS)
 
 acceptance: $(VENV)/.installed-test
 	$(BIN)/python -m bench.acceptance $(ARGS)

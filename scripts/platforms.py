@@ -1,10 +1,11 @@
 """Run the device tests once on each OpenCL platform, then the kernels under Oclgrind's checkers.
 
-    python scripts/platforms.py [--require-all] [--no-install] [pytest arguments]
+    python scripts/platforms.py [--require-all] [--no-install] [--after-test] [--jobs N] [pytest arguments]
 
 Two platforms come from pip (Intel's CPU runtime, PoCL 3.0), three from apt (PoCL, rusticl on llvmpipe, Oclgrind). What
 is missing is installed where apt-get and root are there and named in one line elsewhere. Exit code 1 when a platform
-that is present fails, or, with --require-all, when one is left out.
+that is present fails, or, with --require-all, when one is left out. Each has a process of its own, in which its device
+is torch's "opencl:0".
 """
 
 from __future__ import annotations
@@ -181,8 +182,11 @@ def run_oclgrind() -> Outcome:
     return Outcome(title, "ok", f"no report, {seconds}")
 
 
-def run_all(extra: Sequence[str]) -> list[Outcome]:
-    """One outcome a platform, in the order of PLATFORMS, then the comparison of all of them, then Oclgrind."""
+def run_all(extra: Sequence[str], jobs: int, *, after_test: bool) -> list[Outcome]:
+    """One outcome a platform, in the order of PLATFORMS, then the comparison of all of them, then Oclgrind.
+
+    after_test: `make test` has just run on the first of PLATFORMS.
+    """
     environment = device_environment()
     labels = device_labels(environment)
     outcomes: list[Outcome] = []
@@ -191,7 +195,11 @@ def run_all(extra: Sequence[str]) -> list[Outcome]:
         if label is None:
             outcomes.append(Outcome(platform.title, "left out", f"no such device here ({platform.source})"))
             continue
-        outcomes.append(run_pytest(platform.title, {**environment, "MEMTRAIN_CL_DEVICE": label}, "device", extra))
+        if after_test and platform is PLATFORMS[0]:
+            outcomes.append(Outcome(platform.title, "ok", "make test ran here"))
+            continue
+        own = {**environment, "MEMTRAIN_CL_DEVICE": label}
+        outcomes.append(run_pytest(platform.title, own, "device", ["-n", str(jobs), *extra]))
     if len(labels) > 1:
         outcomes.append(run_pytest("all platforms compared", environment, "platforms", extra))
     if shutil.which("oclgrind"):
@@ -206,10 +214,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--require-all", action="store_true", help="a platform that is left out is a failure")
     parser.add_argument("--no-install", action="store_true", help="use the platforms that are there")
+    parser.add_argument("--after-test", action="store_true", help="leave out what `make test` has just run on")
+    parser.add_argument("--jobs", type=int, default=2, help="test processes at a time (default: 2)")
     options, extra = parser.parse_known_args(arguments)
     if not options.no_install:
         install_apt_packages()
-    outcomes = run_all(extra)
+    outcomes = run_all(extra, options.jobs, after_test=options.after_test)
     print()
     for outcome in outcomes:
         print(f"{outcome.status:9} {outcome.title}: {outcome.detail}")

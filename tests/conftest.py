@@ -15,16 +15,16 @@ from memtrain_cl.verify import shapes_of
 
 
 def wanted_devices() -> list[DeviceInfo]:
-    """Every device; only those that MEMTRAIN_CL_DEVICE matches, by index or by a part of the label, where it is set."""
-    selector = os.environ.get("MEMTRAIN_CL_DEVICE", "")
+    """The device that is used when none is named: the best one, or that of MEMTRAIN_CL_DEVICE. It is "opencl:0" then, the
+    one on which torch differentiates; `make platforms` gives each platform a process in which it is.
+    """
     infos = devices()
+    selector = os.environ.get("MEMTRAIN_CL_DEVICE", "")
     if selector.isdigit():
-        infos = infos[int(selector) : int(selector) + 1]
-    elif selector:
-        infos = [info for info in infos if selector.lower() in info.label.lower()]
-    if selector and not infos:
+        infos = infos[int(selector) :]
+    elif selector and not (infos and selector.lower() in infos[0].label.lower()):
         raise pytest.UsageError(f"MEMTRAIN_CL_DEVICE={selector!r} matches no OpenCL device")
-    return infos
+    return infos[:1]
 
 
 def short_name(info: DeviceInfo) -> str:

@@ -63,6 +63,13 @@ def test_every_platform_gets_its_own_run_and_then_all_are_compared(monkeypatch: 
     assert runs == [*((label, "device") for label in (intel, pocl_pip, pocl_apt, rusticl)), ("", "platforms")]
 
 
+def test_what_make_test_ran_on_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = stub_runs(monkeypatch, LABELS)
+    assert platforms.main(["--no-install", "--require-all", "--after-test"]) == 0
+    assert LABELS[2] not in [label for label, _ in runs]
+    assert len(runs) == len(LABELS)
+
+
 def test_a_failing_platform_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stub_runs(monkeypatch, LABELS, failing="rusticl")
     assert platforms.main(["--no-install"]) == 1

@@ -89,9 +89,10 @@ def test_shipped_kernels_use_no_type_that_a_device_may_lack() -> None:
     assert files
     for file in files:
         # Comments, Mako's documentation and Mako's Python are no OpenCL.
-        other = r"//[^\n]*|/\*.*?\*/|<%doc>.*?</%doc>|<%!?\s.*?%>"
+        other = r"//[^\n]*|##[^\n]*|/\*.*?\*/|<%doc>.*?</%doc>|<%!?\s.*?%>"
         code = re.sub(other, "", file.read_text(), flags=re.DOTALL)
-        assert not re.search(r"\b(double|half)\d*\b", code), file.name
+        # A pointer to half is what vload_half takes on every device.
+        assert not re.search(r"\bdouble\d*\b|\bhalf\d*\b(?! \*)", code), file.name
         assert not re.search(r"cl_khr_fp(16|64)", code), file.name
 
 
