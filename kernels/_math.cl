@@ -11,13 +11,14 @@ inline float gelu_slope(float x) {
     return 0.5f * (1.0f + erf(x * INV_SQRT_2)) + x * exp(-0.5f * x * x) * INV_SQRT_2PI;
 }
 
-inline float gelu_tanh_of(float x) {
-    return 0.5f * x * (1.0f + tanh(SQRT_2_OVER_PI * (x + 0.044715f * x * x * x)));
-}
+// (1 + tanh(u))/2 = sigmoid(2u), which keeps its digits where x is far below 0.
+inline float gelu_tanh_share(float x) { return sigmoid_of(2.0f * SQRT_2_OVER_PI * (x + 0.044715f * x * x * x)); }
+
+inline float gelu_tanh_of(float x) { return x * gelu_tanh_share(x); }
 
 inline float gelu_tanh_slope(float x) {
-    const float t = tanh(SQRT_2_OVER_PI * (x + 0.044715f * x * x * x));
-    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * SQRT_2_OVER_PI * (1.0f + 3.0f * 0.044715f * x * x);
+    const float s = gelu_tanh_share(x);
+    return s + 2.0f * x * s * (1.0f - s) * SQRT_2_OVER_PI * (1.0f + 3.0f * 0.044715f * x * x);
 }
 
 // Python's remainder: of the divisor's sign.
