@@ -447,7 +447,8 @@ def test_activations_and_their_slopes(device: Device, op: Op) -> None:
         op(truth).sum().backward()
         assert leaf.grad is not None
         assert truth.grad is not None
-        near(leaf.grad, truth.grad.float(), rtol=2e-5, atol=2e-6)
+        # torch writes mish's slope out with x*(1 - tanh^2): at 200 a tanh that rounds below 1 is off by 200*2^-23.
+        near(leaf.grad, truth.grad.float(), rtol=2e-5, atol=2.5e-5 if op is torch.nn.functional.mish else 2e-6)
 
 
 def test_an_operand_is_a_tensor_again(device: Device) -> None:

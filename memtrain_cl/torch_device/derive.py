@@ -100,7 +100,6 @@ DECOMPOSED = frozenset(
         "log_sigmoid_backward",
         "glu",
         "glu_backward",
-        "mish_backward",
         "hardshrink",
         "softshrink",
         "diag_embed",

@@ -108,7 +108,9 @@ pointwise(
         "y0 = x1 * s0 > s1 ? x0 : x0 * sigmoid_of(x1 * s0);",
     ),
 )
-pointwise(aten.mish.default, {_FLOAT: "y0 = x0 * tanh(log1p(exp(-fabs(x0))) + fmax(x0, 0.0f));"})
+# tanh(log(1 + w)) = n/(n + 2) with n = w*(w + 2), w = exp(x).
+_MISH = "const float w = exp(fmin(x0, 20.0f)); const float n = w * (w + 2.0f);"
+pointwise(aten.mish.default, {_FLOAT: _MISH + " y0 = isnan(x0) ? x0 : x0 * (n / (n + 2.0f));"})
 pointwise(aten.hardsigmoid.default, {_FLOAT: "y0 = fmin(fmax(x0 + 3.0f, 0.0f), 6.0f) / 6.0f;"})
 pointwise(aten.hardsigmoid_backward.default, {_FLOAT: "y0 = (x1 > -3.0f && x1 < 3.0f) ? x0 / 6.0f : 0.0f;"})
 pointwise(aten.hardswish.default, {_FLOAT: "y0 = x0 * fmin(fmax(x0 + 3.0f, 0.0f), 6.0f) / 6.0f;"})
