@@ -14,7 +14,8 @@ import memtrain_cl
 from memtrain_cl.device import Device
 from memtrain_cl.errors import OutOfMemory
 from memtrain_cl.memory import Pool, allocate, pool_of
-from tests.torch_cases import on, torch_device
+from memtrain_cl.torch_device.tensor import torch_device
+from tests.torch_cases import on
 
 MIB = 1 << 20
 

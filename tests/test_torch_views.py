@@ -73,11 +73,12 @@ def test_views_see_and_change_their_base(device: Device, name: str) -> None:
 @pytest.mark.parametrize("name", ["reshape", "contiguous", "flatten"])
 def test_composite_views_copy_where_they_must(device: Device, name: str) -> None:
     x = values(torch.float32, 4, 6)
-    op = {
+    ways: dict[str, View] = {
         "reshape": lambda x: x.t().reshape(-1),
         "contiguous": lambda x: x.t().contiguous(),
         "flatten": lambda x: x[:, ::2].flatten(),
-    }[name]
+    }
+    op = ways[name]
     with torch.inference_mode():  # where such operations reach the device whole
         same(op(on(device, x)), op(x))
     same(op(on(device, x)), op(x))
@@ -98,7 +99,7 @@ def test_views_in_inference_mode_are_of_their_base_s_kind(device: Device) -> Non
 def test_geometry_changes_in_place(device: Device) -> None:
     x = values(torch.float32, 3, 1, 5)
     moved = on(device, x)
-    for change in (
+    changes: tuple[View, ...] = (
         lambda x: x.squeeze_(1),
         lambda x: x.t_(),
         lambda x: x.unsqueeze_(0),
@@ -106,7 +107,8 @@ def test_geometry_changes_in_place(device: Device) -> None:
         lambda x: x.squeeze_(),
         lambda x: x.swapaxes_(0, 1),
         lambda x: x.as_strided_((2, 2), (1, 5), 2),
-    ):
+    )
+    for change in changes:
         same(change(moved), change(x))
         same(moved, x)
     moved.add_(1)
