@@ -15,8 +15,10 @@ from memtrain_cl.verify import shapes_of
 
 
 def wanted_devices() -> list[DeviceInfo]:
-    """The device that is used when none is named: the best one, or that of MEMTRAIN_CL_DEVICE. It is "opencl:0" then, the
-    one on which torch differentiates; `make platforms` gives each platform a process in which it is.
+    """The device that is used when none is named: the best one, or that of MEMTRAIN_CL_DEVICE.
+
+    It is "opencl:0", the one on which torch differentiates; `make platforms` gives each platform a process in which its
+    device is.
     """
     infos = devices()
     selector = os.environ.get("MEMTRAIN_CL_DEVICE", "")

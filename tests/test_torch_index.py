@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_map_only
 
 import memtrain_cl.torch_device
@@ -19,7 +18,7 @@ from memtrain_cl.torch_device.fallback import fallbacks, reset_fallbacks, strict
 from memtrain_cl.torch_device.random import raise_pending
 from memtrain_cl.torch_device.registry import TABLE
 from memtrain_cl.torch_device.tensor import torch_device
-from tests.torch_op_db import op_db
+from tests.torch_op_db import OpInfo, op_db
 
 memtrain_cl.torch_device.require_registered()
 

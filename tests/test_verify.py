@@ -80,7 +80,7 @@ def test_sound_kernels_make_a_table_and_exit_code_0() -> None:
         assert info.name in line
         assert line.split()[-3] == "yes"
         # Operands are packed from sizes on that are no small case.
-        assert line.split()[-1] == ("-" if line.startswith("pack_panels ") or line.startswith("pack_tiles ") else "0")
+        assert line.split()[-1] == ("-" if line.startswith(("pack_panels ", "pack_tiles ")) else "0")
 
 
 @pytest.mark.parametrize(

@@ -5,5 +5,6 @@ import warnings
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.opinfo.core import OpInfo
 
-__all__ = ["op_db"]
+__all__ = ["OpInfo", "op_db"]
