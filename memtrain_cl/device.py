@@ -58,6 +58,7 @@ class DeviceInfo:
     """What a device says of itself. Sizes in bytes; `index` is its place in `devices()`.
 
     `same_hardware_as` is the index of an earlier entry that drives the same hardware through another platform, or None.
+    `short_loops`: found by the probe (probe.py) on an opened device, on which a work-item's loops end early.
     """
 
     index: int
@@ -83,6 +84,7 @@ class DeviceInfo:
     integer_dot: bool
     inline_ptx: bool
     same_hardware_as: int | None = None
+    short_loops: bool = False
 
     @property
     def label(self) -> str:

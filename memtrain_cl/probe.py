@@ -1,12 +1,15 @@
 """Whether a device computes the bytes that memtrain_cl promises: checked once a process, before its first kernel.
 
 Division and square root must be correctly rounded (several devices promise less and deliver it all the same), a*b - c*d
-must not be contracted to a fused multiply-add, subnormal results must survive, and 32-bit integers must wrap.
+must not be contracted to a fused multiply-add, subnormal results must survive, and 32-bit integers must wrap. Where a
+work-item's loops end early, without an error, kernels are given shapes of short loops.
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +17,7 @@ from memtrain_cl.array import empty, from_numpy
 from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.program import get_kernel
+from memtrain_cl.runtimes import import_pyopencl
 
 OPERANDS = 1 << 16
 
@@ -65,8 +69,52 @@ def faults(device: Device) -> list[str]:
     return found
 
 
+#: Turns of the loop that must not end early: llvmpipe ends a work-item's loops after 65535, without an error.
+TURNS = 70_000
+# A step that no compiler replaces by a formula.
+_LOOP = """
+__kernel void loop_probe(__global uint *result, const uint turns) {
+    uint x = 1;
+    for (uint i = 0; i < turns; i++) x = (x ^ (x >> 7)) * 0x846ca68bu + i;
+    result[0] = x;
+}
+"""
+
+
+def _loops_end_early(device: Device) -> bool:
+    cl = import_pyopencl()
+    device.check_process()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cl.CompilerWarning)  # a compiler that talks about a program that it built
+        kernel = cl.Kernel(cl.Program(device.context, _LOOP).build(), "loop_probe")
+    result = empty(device, (1,), np.uint32)
+    kernel(device.queue, (1,), (1,), result.buffer, np.uint32(TURNS))
+    x = 1
+    for i in range(TURNS):
+        x = ((x ^ (x >> 7)) * 0x846CA68B + i) & 0xFFFFFFFF
+    return int(result.numpy()[0]) != x
+
+
+_short_loops: dict[tuple[str, ...], bool] = {}
+
+
+def note_short_loops(device: Device) -> None:
+    """Find out once whether a CPU's loops end early, and keep it in the device's `info`: its kernels then take the
+    shape of GPUs, whose loops are short.
+    """
+    if device.info.type != "cpu" or device.info.short_loops:
+        return
+    key = device.cache_key
+    with _lock:
+        if key not in _short_loops:
+            _short_loops[key] = _loops_end_early(device)
+    if _short_loops[key]:
+        device.info = replace(device.info, short_loops=True)
+
+
 def require_exact(device: Device) -> None:
     """UnsupportedDevice where the device fails the probe; the verdict is kept for the process."""
+    note_short_loops(device)
     key = device.cache_key
     if key not in _verdicts:
         with _lock:

@@ -24,6 +24,7 @@ from memtrain_cl.comparison import Comparison, compare_exact, compare_product, g
 from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_device
 from memtrain_cl.formats import code_count
 from memtrain_cl.probe import faults
+from memtrain_cl.tuning import groups_share_rows
 
 
 @dataclass(frozen=True)
@@ -170,8 +171,8 @@ def shapes_of(device: Device) -> dict[str, Device]:
     """The device as it is, and as kinds for which kernels take their other shapes, by what sets them apart."""
     # Few compute units, because products take their large tiles only where there are more tiles than units.
     twins = {"native": device, "as a GPU": device.with_capabilities(type="gpu", compute_units=2)}
-    if device.info.type != "cpu":
-        twins["as a CPU"] = device.with_capabilities(type="cpu")
+    if groups_share_rows(device.info):
+        twins["as a CPU"] = device.with_capabilities(type="cpu", short_loops=False)
     return twins
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_device
+from memtrain_cl.probe import note_short_loops
+from memtrain_cl.tuning import groups_share_rows
 from memtrain_cl.verify import shapes_of
 
 
@@ -61,7 +63,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def _opened(request: pytest.FixtureRequest) -> Device:
     info: DeviceInfo | None = request.param
-    return get_device(None if info is None else info.index)
+    device = get_device(None if info is None else info.index)
+    note_short_loops(device)
+    return device
 
 
 @pytest.fixture
@@ -77,7 +81,7 @@ _twins: dict[tuple[int, str], Device] = {}
 @pytest.fixture(params=["native", "other"])
 def shaped(request: pytest.FixtureRequest, device: Device) -> Iterator[Device]:
     """Each device as it is, and so that kernels take their other shape there. Current while the test runs."""
-    other = "as a GPU" if device.info.type == "cpu" else "as a CPU"
+    other = "as a CPU" if groups_share_rows(device.info) else "as a GPU"
     key = (device.info.index, other if request.param == "other" else "native")
     # One twin a session: kernels are cached by the device that asked for them.
     _twins.setdefault(key, shapes_of(device)[key[1]])

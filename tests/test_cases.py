@@ -23,6 +23,7 @@ from memtrain_cl.cases import (
 from memtrain_cl.comparison import Comparison, compare_exact, compare_product, generator
 from memtrain_cl.device import Device, use_device
 from memtrain_cl.program import Kernel
+from memtrain_cl.tuning import groups_share_rows
 from memtrain_cl.verify import CHECKS, check, shapes_of
 from memtrain_cl.verify_aten import CHECKS as OF_TORCH
 
@@ -106,7 +107,7 @@ def test_cases_launch_their_kernels(device: Device, case: Case, monkeypatch: pyt
 
     monkeypatch.setattr(Kernel, "enqueue", watched)
     # On a GPU the other shape alone packs operands.
-    for twin in [device] if case.native_only and device.info.type == "cpu" else shapes_of(device).values():
+    for twin in [device] if case.native_only and not groups_share_rows(device.info) else shapes_of(device).values():
         with use_device(twin):
             result = check(case)
             assert result.mismatches == 0, result

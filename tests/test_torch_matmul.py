@@ -19,7 +19,7 @@ from memtrain_cl.torch_device import fallback
 from memtrain_cl.torch_device.aten import matmul as handlers
 from memtrain_cl.torch_device.aten.copy import contiguous
 from memtrain_cl.torch_device.tensor import torch_device
-from memtrain_cl.tuning import TILE_M, matmul_shape, matvec_shape
+from memtrain_cl.tuning import TILE_M, groups_share_rows, matmul_shape, matvec_shape
 from tests.operands import element_of, operand_of, tensor_of
 
 memtrain_cl.torch_device.require_registered()
@@ -163,7 +163,7 @@ def test_packed_operands(
     Z, M, N, K = 2, 801, 70, 201
     a, b, add = torch.randn(Z, M, K).to(dtype), torch.randn(Z, K, N).to(dtype), torch.randn(N).to(dtype)
     shape = matmul_shape(device.info, M, N, K, Z)
-    assert tuning.packs(shape, M, N, K, K, N) == (device.info.type == "cpu",) * 2
+    assert tuning.packs(shape, M, N, K, K, N) == (not groups_share_rows(device.info),) * 2
     out = out_of(device, (Z, M, N), dtype)
     matmul(transposable(device, a, left, 3), transposable(device, b, right, 5), out, add=operand_of(device, add))
     check(out, a, b, add)
