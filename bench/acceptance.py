@@ -3,7 +3,9 @@
 1. counters, frozen counters (everything else learning) and dense linears, each at the default configuration: the
    counters must close at least a third of the gap between frozen and dense in validation bits per byte;
 2. a counter run stopped half-way and resumed must end with the bytes of one that ran through;
-3. every bench family, filed beside.
+3. the model must train on "opencl" as in torch on the host (agreement.py);
+4. torch's own samples of every operation with a kernel, as a table of this machine's platforms;
+5. every bench family, filed beside.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from typing import Any
 
 import memtrain_cl
 from bench.__main__ import FAMILIES
+from bench.agreement import EVERY, PLACE, all_hold, compare
 from bench.harness import RESULTS, Bench, slug
-from memtrain_cl.device import get_device, use_device
+from memtrain_cl.device import choose, get_device, put_first, use_device
 from memtrain_cl.export.atomic import atomic_path
 from memtrain_cl.lm.run import METRICS, MODEL, plan_run, run_training
 
@@ -32,7 +35,7 @@ def train(kind: str, out: Path, flags: dict[str, Any], device: str) -> dict[str,
     """One training run; what its summary says."""
     config, state = plan_run(out, flags, resume=False)
     started = time.monotonic()
-    summary = run_training(config, out, state, quiet=True, device=device).to_json()
+    summary = run_training(config, out, state, quiet=True, device=device, place=PLACE).to_json()
     print(f"{kind}: {summary['val_bpb']:.4f} bits per byte in {time.monotonic() - started:.0f} s", flush=True)
     return {**summary, "seconds_in_all": round(time.monotonic() - started, 1)}
 
@@ -72,8 +75,9 @@ def main() -> None:
     """Run everything, file it, and exit 1 when a criterion does not hold."""
     parser = argparse.ArgumentParser(prog="python -m bench.acceptance", description="The long checks.")
     parser.add_argument("--device", help="index of a device, or a part of its name")
-    device = get_device(parser.parse_args().device)
-    name = device.info.label
+    # torch differentiates on opencl:0 alone.
+    name = put_first(parser.parse_args().device or choose()[0].label).label
+    device = get_device(0)
     with use_device(device), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         linears = compare_linears(folder, name)
@@ -82,17 +86,21 @@ def main() -> None:
         )
         resume = compare_resume(folder / "resume", name)
         print(f"a resumed run ends with the same bytes: {resume['ok']}")
+        agreement = compare(None, set(EVERY))
+        print(json.dumps(agreement, indent=1))
+        table = RESULTS / memtrain_cl.__version__ / "ops.md"
+        subprocess.run([sys.executable, "-W", "ignore", "-m", "tests.opdb", "--table", "--out", str(table)], check=True)
         bench = Bench(device)
         for family in FAMILIES.values():
             family(bench)
         print(f"wrote {bench.write(None)}")
     target = RESULTS / memtrain_cl.__version__ / f"acceptance-{slug(f'{device.info.platform} {device.info.name}')}.json"
     head = {"version": memtrain_cl.__version__, "date": time.strftime("%Y-%m-%d"), "device": name}
-    body = {**head, "linears": linears, "resume": resume}
+    body = {**head, "linears": linears, "resume": resume, "agreement": agreement}
     with atomic_path(target) as temporary:
         temporary.write_text(json.dumps(body, indent=1) + "\n")
     print(f"wrote {target}")
-    sys.exit(0 if linears["ok"] and resume["ok"] else 1)
+    sys.exit(0 if linears["ok"] and resume["ok"] and all_hold(agreement) else 1)
 
 
 if __name__ == "__main__":

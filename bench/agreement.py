@@ -37,6 +37,8 @@ from memtrain_cl.reference import decode_state
 from memtrain_cl.torch_device.fallback import strict
 
 PLACE = "opencl:0"
+#: What `compare` does.
+EVERY = ("one step", "resume", "dense", "seeds")
 STEPS = 100
 SEEDS = (0, 1, 2)
 LAST = 20
@@ -144,15 +146,20 @@ def compare(host_file: Path | None, parts: set[str]) -> dict[str, Any]:
     return found
 
 
+def all_hold(found: dict[str, Any]) -> bool:
+    """Whether every part of what `compare` found is as it should be."""
+    rows = [row for value in found.values() for row in (value if isinstance(value, list) else [value])]
+    return all(row["ok"] for row in rows)
+
+
 def main() -> None:
     """Compare, file, and exit 1 when something does not hold."""
-    every = ("one step", "resume", "dense", "seeds")
     parser = argparse.ArgumentParser(
         prog="python -m bench.agreement", description="Training on opencl beside the host."
     )
     parser.add_argument("--host", type=Path, help="file that keeps the host's losses between runs")
     parser.add_argument("--out", type=Path, help="file to write")
-    parser.add_argument("--parts", nargs="+", choices=every, default=every)
+    parser.add_argument("--parts", nargs="+", choices=EVERY, default=EVERY)
     options = parser.parse_args()
     started = time.monotonic()
     found = compare(options.host, set(options.parts))
@@ -166,8 +173,7 @@ def main() -> None:
         temporary.write_text(json.dumps(body, indent=1) + "\n")
     print(json.dumps(body, indent=1))
     print(f"wrote {os.path.relpath(target)}")
-    rows = [row for value in found.values() for row in (value if isinstance(value, list) else [value])]
-    sys.exit(0 if all(row["ok"] for row in rows) else 1)
+    sys.exit(0 if all_hold(found) else 1)
 
 
 if __name__ == "__main__":
