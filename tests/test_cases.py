@@ -26,6 +26,7 @@ from memtrain_cl.program import Kernel
 from memtrain_cl.tuning import groups_share_rows
 from memtrain_cl.verify import CHECKS, check, shapes_of
 from memtrain_cl.verify_aten import CHECKS as OF_TORCH
+from tests.large_kernels import LARGE
 
 #: Those of the counter layers' kernels, by native_only; those of the torch device's are run by the test of launches.
 COUNTER_CASES = {
@@ -37,8 +38,7 @@ COUNTER_CASES = {
 @pytest.mark.parametrize(("file", "kernel"), declared_kernels())
 def test_every_kernel_has_cases(file: str, kernel: str) -> None:
     assert cases_of(file, kernel), f"give {kernel} of kernels/{file}.cl a case in memtrain_cl/cases.py"
-    # Operands are packed from 2^20 elements on, on CPUs alone.
-    assert (file, kernel.partition("_")[0]) == ("matmul", "pack") or cases_of(file, kernel, small=True, native=False), (
+    assert kernel in LARGE or cases_of(file, kernel, small=True, native=False), (
         f"give {kernel} of kernels/{file}.cl a small case for every shape"
     )
 

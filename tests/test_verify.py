@@ -20,6 +20,7 @@ from memtrain_cl.comparison import Comparison
 from memtrain_cl.device import Device, devices, get_device
 from memtrain_cl.verify import shapes_of, verify_device, verify_kernel
 from tests.children import on_path
+from tests.large_kernels import LARGE
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = {"kernel", "platform", "device", "ok", "max_error", "mismatches"}
@@ -79,8 +80,8 @@ def test_sound_kernels_make_a_table_and_exit_code_0() -> None:
         assert info.platform in line
         assert info.name in line
         assert line.split()[-3] == "yes"
-        # Operands are packed from sizes on that are no small case.
-        assert line.split()[-1] == ("-" if line.startswith(("pack_panels ", "pack_tiles ")) else "0")
+        # What begins at sizes that are no small case.
+        assert line.split()[-1] == ("-" if line.split()[0] in LARGE else "0")
 
 
 @pytest.mark.parametrize(
