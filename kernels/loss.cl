@@ -44,8 +44,8 @@ __kernel void nll_each(const __global ${stored(X)} *x, const ulong x0, const __g
         barrier(CLK_LOCAL_MEM_FENCE);
         if (item < half_) ${scratch}[item] += ${scratch}[item + half_];
     }
-    sum = ${scratch}[0];
     const bool last = item == 0;
+    if (last) sum = ${scratch}[0];
 % else:
     const bool last = true;
 % endif
