@@ -61,17 +61,16 @@ print(json.dumps([before, lazy, hasattr(torch, "opencl")]))
     assert child(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == [False, False, True]
 
 
-def test_registration_is_quick() -> None:
+def test_registration_loads_little() -> None:
+    """What makes torch's import slow is what is loaded with it: no driver, no kernels, no table of operations."""
     code = """
-import json, time, torch
-begin = time.process_time()
+import json, sys, torch
 import memtrain_cl._autoload
 memtrain_cl._autoload.register()
-print(json.dumps([time.process_time() - begin, hasattr(torch, "opencl")]))
+heavy = {"pyopencl", "mako", "memtrain_cl.program", "memtrain_cl.torch_device.registry"} & set(sys.modules)
+print(json.dumps([hasattr(torch, "opencl"), sorted(heavy)]))
 """
-    measured = [child(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0") for _ in range(2)]
-    assert {registered for _, registered in measured} == {not _autoload.has_own_gpu()}
-    assert min(seconds for seconds, _ in measured) < 0.05
+    assert child(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == [not _autoload.has_own_gpu(), []]
 
 
 def test_a_name_that_is_taken_stays_so() -> None:

@@ -14,7 +14,6 @@ import torch
 
 from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
-from memtrain_cl.probe import note_short_loops
 
 NAME = "opencl"
 #: Why the name could not be registered, or None.
@@ -144,6 +143,8 @@ def _hide_from_compilers() -> None:
 def prepare(device: Device) -> None:
     """What a device needs before its first tensor."""
     load()
+    from memtrain_cl.probe import note_short_loops
+
     device.check_process()
     note_short_loops(device)
     device.kept["torch_device"] = True
