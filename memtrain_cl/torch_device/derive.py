@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from memtrain_cl.torch_device.aten.copy import copy_operand, require_apart, resized_out
+from memtrain_cl.torch_device.aten.copy import copy_operand, misfit, require_apart, require_castable, resized_out
+from memtrain_cl.torch_device.aten.pointwise import Pointwise
 from memtrain_cl.torch_device.fallback import host_fallback, run_on_host
-from memtrain_cl.torch_device.registry import KINDS, Handler, aten, has_kernel, is_composite
+from memtrain_cl.torch_device.registry import KINDS, Handler, aten, has_kernel, is_composite, resolve
 from memtrain_cl.torch_device.tensor import OpenCLTensor
 
 
@@ -36,50 +37,54 @@ def _marked(handler: Handler) -> Handler:
 
 
 def _out(func: Any) -> Handler | None:
-    """``op.out`` from ``op``: computed, then written into the tensors given."""
+    """``op.out`` from ``op``: computed, then written into the tensors given; elementwise ones compute there."""
     outs = [a.name for a in func._schema.arguments if a.is_out]
     if not outs:
         return None
     functional = _functional(func._schema.name.removeprefix("aten::"), _signature(func))
     if functional is None:
         return None
+    operation = resolve(functional)
+
+    def write_elementwise(*args: Any, out: OpenCLTensor, **kwargs: Any) -> Any:
+        return operation.into(out, args, kwargs, resize=True)  # type: ignore[attr-defined]
 
     def write(*args: Any, **kwargs: Any) -> Any:
         targets = [kwargs.pop(name) for name in outs]
         results = functional(*args, **kwargs)
         for target, result in zip(targets, [results] if len(outs) == 1 else results, strict=True):
-            if target.dtype != result.dtype and not torch.can_cast(result.dtype, target.dtype):
-                raise RuntimeError(
-                    f"result type {result.dtype} can't be cast to the desired output type {target.dtype}"
-                )
+            require_castable(result.operand.element, target.operand.element)
             resized_out(target, result.operand)
         return targets[0] if len(targets) == 1 else tuple(targets)
 
+    if isinstance(operation, Pointwise):
+        return _marked(write_elementwise)
     return _marked(write) if has_kernel(functional) else write
 
 
 def _in_place(func: Any) -> Handler | None:
-    """``op_`` from ``op``."""
+    """``op_`` from ``op``; elementwise ones compute in place."""
     name = func._schema.name.removeprefix("aten::")
     if not name.endswith("_") or name.startswith("_foreach") or not func._schema.is_mutable:
         return None
     functional = _functional(name.removesuffix("_"), _signature(func))
     if functional is None or not has_kernel(functional):
         return None
+    operation = resolve(functional)
+
+    def change_elementwise(self: OpenCLTensor, *args: Any, **kwargs: Any) -> Any:
+        return operation.into(self, (self, *args), kwargs, resize=False)  # type: ignore[attr-defined]
 
     def change(self: OpenCLTensor, *args: Any, **kwargs: Any) -> OpenCLTensor:
         result = functional(self, *args, **kwargs)
-        if result.dtype != self.dtype and not torch.can_cast(result.dtype, self.dtype):
-            raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {self.dtype}")
+        require_castable(result.operand.element, self.operand.element)
         if result.shape != self.shape:
-            raise RuntimeError(
-                f"output with shape {list(self.shape)} doesn't match the broadcast shape {list(result.shape)}"
-            )
+            raise misfit(self.shape, result.shape)
         require_apart(self.operand)
         copy_operand(result.operand, self.operand)
         return self
 
-    return _marked(change)
+    return _marked(change_elementwise if isinstance(operation, Pointwise) else change)
 
 
 #: Operations whose decomposition in torch._decomp ends in kernels of the device.
@@ -137,7 +142,6 @@ DECOMPOSED = frozenset(
         "xlogy",
         "special_xlog1py",
         "unfold_backward",
-        "logsumexp",
         "logaddexp",
         "logaddexp2",
         "heaviside",
@@ -151,10 +155,8 @@ DECOMPOSED = frozenset(
         "addr",
         "renorm",
         "dist",
-        "cosine_similarity",
         "pixel_shuffle",
         "pixel_unshuffle",
-        "native_dropout_backward",
         "std",
         "std_mean",
         "isneginf",
@@ -162,29 +164,21 @@ DECOMPOSED = frozenset(
         "zeros",
         "ones",
         "full",
-        "scalar_tensor",
         "_weight_norm_interface",
         "rrelu_with_noise_backward",
         "_prelu_kernel",
         "_prelu_kernel_backward",
-        "lift_fresh_copy",
         "block_diag",
         "channel_shuffle",
-        "vdot",
-        "ger",
         "repeat",
         "expand_copy",
         "permute_copy",
-        "split_copy",
         "view_copy",
         "t_copy",
         "squeeze_copy",
         "unsqueeze_copy",
         "transpose_copy",
-        "select_copy",
-        "slice_copy",
         "unbind_copy",
-        "detach_copy",
         "alias_copy",
         "diagonal_copy",
         "unfold_copy",

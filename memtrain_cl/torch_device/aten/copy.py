@@ -8,15 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memtrain_cl.bridge import host_view
 from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.operand import Operand, contiguous_strides
 from memtrain_cl.ops.elementwise import Formula, launch
 from memtrain_cl.runtimes import import_pyopencl
+from memtrain_cl.torch_device.geometry import meta, meta_of
 from memtrain_cl.torch_device.registry import aten, implements
 from memtrain_cl.torch_device.tensor import (
     OpenCLTensor,
     adopt,
     allocated,
+    dtype_of,
     element_of,
     opened,
     same_device,
@@ -63,6 +66,30 @@ def require_apart(operand: Operand) -> None:
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
             "Please clone() the tensor before performing the operation."
         )
+
+
+_SPOKEN = {
+    "float32": "Float",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "int64": "Long",
+    "int32": "Int",
+    "int16": "Short",
+    "int8": "Char",
+    "uint8": "Byte",
+    "bool": "Bool",
+}
+
+
+def require_castable(result: str, target: str) -> None:
+    """RuntimeError, torch's own, unless a result of one element may be written into a target of another."""
+    if target != result and not torch.can_cast(dtype_of(result), dtype_of(target)):
+        raise RuntimeError(f"result type {_SPOKEN[result]} can't be cast to the desired output type {_SPOKEN[target]}")
+
+
+def misfit(target: Sequence[int], result: Sequence[int]) -> RuntimeError:
+    """torch's own error for an in-place operation whose result is of another shape."""
+    return RuntimeError(f"output with shape {list(target)} doesn't match the broadcast shape {list(result)}")
 
 
 def copy_operand(source: Operand, target: Operand) -> None:
@@ -133,8 +160,6 @@ def like_strides(operand: Operand, memory_format: Any = None) -> tuple[int, ...]
         return contiguous_strides(operand.shape)
     if memory_format is torch.contiguous_format:
         return contiguous_strides(operand.shape)
-    from memtrain_cl.torch_device.geometry import meta_of
-
     kwargs = {} if memory_format is None else {"memory_format": memory_format}
     return tuple(torch.empty_like(meta_of(operand), **kwargs).stride())
 
@@ -184,8 +209,6 @@ def _copy_to_host(target: Tensor, source: OpenCLTensor) -> Tensor:
         and not target.is_conj()
     )
     if direct:
-        from memtrain_cl.bridge import host_view
-
         download(source.operand, host_view(target.detach()))
         return target
     return target.copy_(host_copy(source))
@@ -251,8 +274,6 @@ def clone(self: OpenCLTensor, *, memory_format: Any = None) -> OpenCLTensor:
 def local_scalar_dense(self: OpenCLTensor) -> Any:
     """The one element as a Python number; waits for the device."""
     host = torch.empty((), dtype=self.dtype)
-    from memtrain_cl.bridge import host_view
-
     download(self.operand.viewed((1,)), host_view(host.reshape(1)))
     return host.item()
 
@@ -264,8 +285,6 @@ def cat(tensors: Sequence[OpenCLTensor], dim: int = 0) -> OpenCLTensor:
     key = (dim, *[(t.operand.shape, t.operand.strides, t.operand.element) for t in tensors])
     found = _cats.get(key)
     if found is None:
-        from memtrain_cl.torch_device.geometry import meta
-
         result = meta(aten.cat.default, (list(tensors), dim))
         if len(_cats) > 4096:
             _cats.clear()

@@ -1,7 +1,7 @@
 """How elementwise operations run: types promoted and shapes broadcast by torch's own rules, then one kernel.
 
 An operation is a `Pointwise`: a body of OpenCL C over its tensor arguments x0, x1, ... and its scalar arguments s0,
-s1, ... in the order of the call. `pointwise` enters its functional, in-place and out forms.
+s1, ... in the order of the call. Its in-place and out forms write into their target (derive.py).
 """
 
 from __future__ import annotations
@@ -15,10 +15,19 @@ from torch import Tensor
 from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.operand import Operand
 from memtrain_cl.ops.elementwise import Formula, launch
-from memtrain_cl.torch_device.aten.copy import compute_type, fresh_copy, overlaps, require_apart, resize_
+from memtrain_cl.torch_device.aten.copy import (
+    compute_type,
+    fresh_copy,
+    misfit,
+    overlaps,
+    require_apart,
+    require_castable,
+    resize_,
+)
 from memtrain_cl.torch_device.geometry import meta
-from memtrain_cl.torch_device.registry import TABLE, Handler
+from memtrain_cl.torch_device.registry import implements
 from memtrain_cl.torch_device.tensor import OpenCLTensor, allocated, dtype_of, element_of, same_device, wrap
+from memtrain_cl.torch_device.transfer import from_host
 
 #: What bodies of one operation are: one text for all compute types, or one for each ("float", "int", "long", "whole").
 Bodies = str | Mapping[str, str]
@@ -166,16 +175,10 @@ class Pointwise:
             return NotImplemented
         case, operands, numbers = found
         target = out.operand
-        if target.element != case.element and not torch.can_cast(dtype_of(case.element), out.dtype):
-            raise RuntimeError(
-                f"result type {_spoken(case.element)} can't be cast to the desired output type "
-                f"{_spoken(target.element)}"
-            )
+        require_castable(case.element, target.element)
         if target.shape != case.shape:
             if not resize:
-                raise RuntimeError(
-                    f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(case.shape)}"
-                )
+                raise misfit(target.shape, case.shape)
             target = resize_(out, case.shape).operand
         require_apart(target)
         operands = [fresh_copy(operand) if overlaps(operand, target) else operand for operand in operands]
@@ -183,68 +186,13 @@ class Pointwise:
         return out
 
 
-def _spoken(element: str) -> str:
-    spoken = {"float32": "Float", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int"}
-    return spoken.get(
-        element, {"int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool"}.get(element, element)
-    )
-
-
 def _placed(scalar: Tensor, values: Any) -> Operand:
-    from memtrain_cl.torch_device.transfer import from_host
-
     host = scalar.detach()
     if host.dtype == torch.float64:
         host = host.to(torch.float32)
     return from_host(host, same_device(*values)).operand
 
 
-def _in_place(operation: Pointwise) -> Handler:
-    def change(self: OpenCLTensor, *args: Any, **kwargs: Any) -> Any:
-        return operation.into(self, (self, *args), kwargs, resize=False)
-
-    return change
-
-
-def _out(operation: Pointwise) -> Handler:
-    def write(*args: Any, out: OpenCLTensor, **kwargs: Any) -> Any:
-        return operation.into(out, args, kwargs, resize=True)
-
-    return write
-
-
-def _twins(func: Any) -> tuple[Any, Any]:
-    """The in-place and the out overload of a functional one, None where there is none."""
-    aten = torch.ops.aten
-    wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
-    base = func._schema.name.removeprefix("aten::")
-
-    def match(packet: Any, keep: Callable[[Any], bool]) -> Any:
-        if packet is None:
-            return None
-        for name in packet.overloads():
-            overload = getattr(packet, name)
-            rest = [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
-            outs = sum(a.is_out for a in overload._schema.arguments)
-            if rest == wanted and keep(outs):
-                return overload
-        return None
-
-    in_place = match(getattr(aten, base + "_", None), lambda outs: outs == 0)
-    return in_place, match(getattr(aten, base), lambda outs: outs == 1)
-
-
-def pointwise(func: Any, bodies: Bodies, **options: Any) -> Pointwise:
-    """Enter an elementwise operation in all its forms."""
-    operation = Pointwise(func, bodies, **options)
-    in_place, out = _twins(func)
-    entries: list[tuple[Any, Handler]] = [(func, operation)]
-    if in_place is not None:
-        entries.append((in_place, _in_place(operation)))
-    if out is not None:
-        entries.append((out, _out(operation)))
-    for overload, handler in entries:
-        if overload in TABLE:
-            raise ValueError(f"{overload} has a handler already")
-        TABLE[overload] = handler
-    return operation
+def pointwise(func: Any, bodies: Bodies, **options: Any) -> None:
+    """Enter an elementwise operation; derive.py finds its in-place and out forms."""
+    implements(func)(Pointwise(func, bodies, **options))
