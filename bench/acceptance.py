@@ -24,7 +24,7 @@ import memtrain_cl
 from bench.__main__ import FAMILIES
 from bench.agreement import EVERY, PLACE, all_hold, compare
 from bench.harness import RESULTS, Bench, slug
-from memtrain_cl.device import choose, get_device, put_first, use_device
+from memtrain_cl.device import get_device, put_first, use_device
 from memtrain_cl.export.atomic import atomic_path
 from memtrain_cl.lm.run import METRICS, MODEL, plan_run, run_training
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.acceptance", description="The long checks.")
     parser.add_argument("--device", help="index of a device, or a part of its name")
     # torch differentiates on opencl:0 alone.
-    name = put_first(parser.parse_args().device or choose()[0].label).label
+    name = put_first(parser.parse_args().device).label
     device = get_device(0)
     with use_device(device), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

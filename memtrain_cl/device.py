@@ -250,14 +250,14 @@ def _numbered(found: list[tuple[DeviceInfo, Any]]) -> list[tuple[DeviceInfo, Any
     return listed
 
 
-def put_first(selector: str | int) -> DeviceInfo:
-    """Make the device that `selector` names the first of `devices()`, and so "opencl:0" of torch, for this process.
+def put_first(selector: str | int | None = None) -> DeviceInfo:
+    """Make the device that `selector` names (None: that of `choose`) the first of `devices()`, torch's "opencl:0".
 
     RuntimeError once a device other than that has been opened; the errors of `get_device`.
     """
     global _listed
     with _lock:
-        info = _select(selector, "a device selector")
+        info = choose()[0] if selector is None else _select(selector, "a device selector")
         if info.index:
             if _opened:
                 raise RuntimeError("expected to put a device first before any is opened")

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memtrain_cl.torch_device
 from memtrain_cl.device import Device
+from memtrain_cl.faults import raise_pending
 from memtrain_cl.operand import empty_operand
 from memtrain_cl.ops import random as launch
 from memtrain_cl.torch_device import random
@@ -260,8 +261,8 @@ def test_weights_that_are_none(device: Device, weights: list[float], message: st
     for samples, replacement in ((1, True), (2, False)):
         torch.multinomial(torch.tensor([[1.0, 2.0], weights]).to(torch_device(device)), samples, replacement)
         with pytest.raises(RuntimeError, match=message):
-            random.raise_pending(device)
-        random.raise_pending(device)
+            raise_pending(device)
+        raise_pending(device)
 
 
 # ---- forms that end in these ----

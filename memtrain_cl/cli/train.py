@@ -109,11 +109,11 @@ def train(
 
 def _prepare(device: str | None, linear: str, stack: contextlib.ExitStack) -> tuple[str | None, str]:
     """The name for the table and torch's device of a run, opened; fallbacks to the host are errors on "opencl"."""
-    from memtrain_cl.device import choose, get_device, put_first, use_device
+    from memtrain_cl.device import get_device, put_first, use_device
 
     if device == HOST_PATH:
         return (get_device().info.name if linear == "counter" else None), "cpu"
-    info = put_first(choose()[0].label if device is None else device)
+    info = put_first(device)
     from memtrain_cl.torch_device.backend import require_registered
     from memtrain_cl.torch_device.fallback import strict
 

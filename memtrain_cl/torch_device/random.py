@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from memtrain_cl.device import Device
-from memtrain_cl.faults import raise_pending
 
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
@@ -120,16 +119,3 @@ def stream_of(device: Device, generator: torch.Generator | None) -> int:
     if generator.device.type != "cpu":
         raise RuntimeError(f"expected a CPU generator or none on the device 'opencl', got one of {generator.device}")
     return int(torch.randint(1 << 32, (), dtype=torch.int64, generator=generator))
-
-
-__all__ = [
-    "get_rng_state",
-    "hash_u32",
-    "initial_seed",
-    "manual_seed",
-    "manual_seed_all",
-    "next_seed",
-    "raise_pending",
-    "set_rng_state",
-    "stream_of",
-]

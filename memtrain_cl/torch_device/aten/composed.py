@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from memtrain_cl.torch_device.aten.copy import copy_, fresh_copy, resize_, resized_out, strided_like
-from memtrain_cl.torch_device.aten.factories import fill
+from memtrain_cl.torch_device.aten.factories import fill, new
 from memtrain_cl.torch_device.aten.views import as_strided
 from memtrain_cl.torch_device.registry import aten, implements
-from memtrain_cl.torch_device.tensor import OpenCLTensor, allocated, element_of, opened, wrap
+from memtrain_cl.torch_device.tensor import OpenCLTensor, wrap
 
 
 @implements(aten.equal.default)
@@ -72,9 +72,9 @@ def zero_tensor(
     pin_memory: bool | None = None,
 ) -> OpenCLTensor:
     """Zeros, as gradients of what has none."""
-    made = allocated(opened(device), size, element_of(torch.get_default_dtype() if dtype is None else dtype))
-    fill(made, 0)
-    return wrap(made)
+    made = new(size, dtype, layout, device)
+    fill(made.operand, 0)
+    return made
 
 
 def _number(value: Any) -> Any:

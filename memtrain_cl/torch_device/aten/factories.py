@@ -48,9 +48,10 @@ def _strided(target: torch.device | None, layout: Any) -> None:
         raise TypeError(f"expected a dense tensor on the device 'opencl', got layout {layout} on {target}")
 
 
-def _new(
+def new(
     size: Sequence[int], dtype: torch.dtype | None, layout: Any, device: torch.device | None, memory_format: Any = None
 ) -> OpenCLTensor:
+    """An uninitialised tensor as torch.empty makes it; TypeError for what the device does not hold."""
     _strided(device, layout)
     _require_sizes(size)
     dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -74,7 +75,7 @@ def empty_memory_format(
     memory_format: Any = None,
 ) -> OpenCLTensor:
     """An uninitialised tensor."""
-    return _new(size, dtype, layout, device, memory_format)
+    return new(size, dtype, layout, device, memory_format)
 
 
 @implements(aten.empty_strided.default)
@@ -97,7 +98,13 @@ def empty_strided(
 
 
 def _like(
-    self: OpenCLTensor, dtype: torch.dtype | None, layout: Any, device: torch.device | None, memory_format: Any
+    self: OpenCLTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: Any = None,
 ) -> Any:
     """A tensor of self's shape, on the device named or on self's; a CPU tensor where that is asked for."""
     dtype = self.dtype if dtype is None else dtype
@@ -105,8 +112,24 @@ def _like(
         return torch.empty_like(torch.empty_strided(self.shape, self.stride(), dtype=dtype), device=device)
     _strided(device, layout)
     if device is not None and device != self.device:
-        return _new(self.shape, dtype, None, device)
+        return new(self.shape, dtype, None, device)
     return wrap(strided_like(self.operand, element_of(dtype), memory_format))
+
+
+def _sized(
+    self: OpenCLTensor,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> Any:
+    """A tensor of self's type, on the device named or on self's; a CPU tensor where that is asked for."""
+    dtype = self.dtype if dtype is None else dtype
+    if device is not None and device.type != "opencl":
+        return torch.empty(tuple(size), dtype=dtype, device=device)
+    return new(size, dtype, layout, self.device if device is None else device)
 
 
 def _filled(tensor: Any, value: Any) -> Any:
@@ -116,72 +139,16 @@ def _filled(tensor: Any, value: Any) -> Any:
     return tensor.fill_(value)
 
 
-def _like_handler(value: Any) -> Any:
-    def handler(
-        self: OpenCLTensor,
-        *,
-        dtype: torch.dtype | None = None,
-        layout: Any = None,
-        device: torch.device | None = None,
-        pin_memory: bool | None = None,
-        memory_format: Any = None,
-    ) -> Any:
-        made = _like(self, dtype, layout, device, memory_format)
-        return made if value is None else _filled(made, value)
-
-    return handler
-
-
-implements(aten.empty_like.default)(_like_handler(None))
-implements(aten.zeros_like.default)(_like_handler(0))
-implements(aten.ones_like.default)(_like_handler(1))
-
-
-@implements(aten.full_like.default)
-def full_like(
-    self: OpenCLTensor,
-    fill_value: Any,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: torch.device | None = None,
-    pin_memory: bool | None = None,
-    memory_format: Any = None,
-) -> Any:
-    """A tensor like `self`, of one value."""
-    return _filled(_like(self, dtype, layout, device, memory_format), fill_value)
-
-
-def _new_handler(value: Any) -> Any:
-    def handler(
-        self: OpenCLTensor,
-        size: Sequence[int],
-        *,
-        dtype: torch.dtype | None = None,
-        layout: Any = None,
-        device: torch.device | None = None,
-        pin_memory: bool | None = None,
-    ) -> Any:
-        dtype = self.dtype if dtype is None else dtype
-        made = (
-            torch.empty(tuple(size), dtype=dtype, device=device)
-            if device is not None and device.type != "opencl"
-            else _new(size, dtype, layout, self.device if device is None else device)
-        )
-        return made if value is None else _filled(made, value)
-
-    return handler
-
-
-implements(aten.new_empty.default)(_new_handler(None))
-implements(aten.new_zeros.default)(_new_handler(0))
-implements(aten.new_ones.default)(_new_handler(1))
-
-
-@implements(aten.new_full.default)
-def new_full(self: OpenCLTensor, size: Sequence[int], fill_value: Any, **options: Any) -> Any:
-    """A tensor of self's type and device, of one value."""
-    return _filled(_new_handler(None)(self, size, **options), fill_value)
+implements(aten.empty_like.default)(_like)
+implements(aten.zeros_like.default)(lambda self, **options: _filled(_like(self, **options), 0))
+implements(aten.ones_like.default)(lambda self, **options: _filled(_like(self, **options), 1))
+implements(aten.full_like.default)(lambda self, fill_value, **options: _filled(_like(self, **options), fill_value))
+implements(aten.new_empty.default)(_sized)
+implements(aten.new_zeros.default)(lambda self, size, **options: _filled(_sized(self, size, **options), 0))
+implements(aten.new_ones.default)(lambda self, size, **options: _filled(_sized(self, size, **options), 1))
+implements(aten.new_full.default)(
+    lambda self, size, fill_value, **options: _filled(_sized(self, size, **options), fill_value)
+)
 
 
 @implements(aten.new_empty_strided.default)
@@ -250,7 +217,7 @@ def arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: t
     if dtype is None:
         whole = all(isinstance(value, int) for value in (start, end, step))
         dtype = torch.int64 if whole else torch.get_default_dtype()
-    made = _new((_range_length(start, end, step),), dtype, None, device)
+    made = new((_range_length(start, end, step),), dtype, None, device)
     fill_range(made.operand, start, step)
     return made
 
