@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.device import Device
 from memtrain_cl.elements import ELEMENTS
@@ -54,6 +56,11 @@ class Operand:
         """The device that holds the bytes."""
         return self.array.device
 
+    @property
+    def place(self) -> tuple[Any, np.uint64]:
+        """What every kernel takes of an operand: its buffer, and its first element."""
+        return self.buffer, np.uint64(self.offset)
+
     def viewed(self, shape: Sequence[int], strides: Sequence[int] | None = None, offset: int | None = None) -> Operand:
         """Another view of the same bytes: contiguous by default, from the same first element by default."""
         shape = tuple(shape)
@@ -77,6 +84,11 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
                 return 0 in shape
             expected *= size
     return True
+
+
+def place_of(operand: Operand | None, instead: Operand) -> tuple[Any, np.uint64]:
+    """`place` of an operand that may be left out; the kernel then gets a buffer that it does not read."""
+    return (instead.buffer, np.uint64(0)) if operand is None else operand.place
 
 
 def empty_operand(device: Device, shape: Sequence[int], element: str) -> Operand:

@@ -310,8 +310,7 @@ def dropped(out: Operand, *, dropout_p: float, seed: int) -> Any:
     return kernel(
         size,
         None,
-        out,
-        np.uint64(out.offset),
+        *out.place,
         np.uint64(out.size),
         np.uint64(per),
         np.uint32(seed),

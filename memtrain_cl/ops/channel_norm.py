@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from memtrain_cl.device import Device
-from memtrain_cl.operand import Operand, empty_operand
+from memtrain_cl.operand import Operand, empty_operand, place_of
 from memtrain_cl.ops.rows import FLOATING, RowShape, aligned_rows, require_rows, row_shape
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import power_of_two_at_least
@@ -78,10 +78,6 @@ def _plan(
     return _Plan(kernel, shape, sizes)
 
 
-def _with_offset(operand: Operand | None, instead: Operand) -> tuple[Operand, np.uint64]:
-    return (instead, np.uint64(0)) if operand is None else (operand, np.uint64(operand.offset))
-
-
 def _element(operand: Operand | None) -> str:
     return "" if operand is None else operand.element
 
@@ -125,12 +121,11 @@ def moments(
     return plan.kernel(
         plan.shape.global_size,
         plan.shape.local_size,
-        x,
-        np.uint64(x.offset),
+        *x.place,
         mean,
         rstd,
-        *_with_offset(running[0] if running else None, mean),
-        *_with_offset(running[1] if running else None, mean),
+        *place_of(running[0] if running else None, mean),
+        *place_of(running[1] if running else None, mean),
         *plan.sizes,
         np.float32(eps),
         np.float32(momentum),
@@ -143,7 +138,7 @@ def inverse_deviation(variance: Operand, rstd: Operand, *, eps: float) -> Any:
     require_rows("rstd", rstd, variance.shape, ("float32",))
     elements = ("float32", "", "", variance.element)
     plan = _plan(variance.device, "inverse_deviation", elements, 1, 1, 0, False)
-    return plan.kernel(variance.shape, None, variance, np.uint64(variance.offset), rstd, np.float32(eps))
+    return plan.kernel(variance.shape, None, *variance.place, rstd, np.float32(eps))
 
 
 def normalize(
@@ -163,16 +158,12 @@ def normalize(
     return plan.kernel(
         plan.shape.global_size,
         plan.shape.local_size,
-        x,
-        np.uint64(x.offset),
-        mean,
-        np.uint64(mean.offset),
-        rstd,
-        np.uint64(rstd.offset),
-        *_with_offset(weight, x),
-        *_with_offset(bias, x),
-        y,
-        np.uint64(y.offset),
+        *x.place,
+        *mean.place,
+        *rstd.place,
+        *place_of(weight, x),
+        *place_of(bias, x),
+        *y.place,
         *plan.sizes,
         np.uint32(planes.per_statistic),
         np.uint32(planes.statistics),
@@ -193,14 +184,10 @@ def backward_sums(grad_y: Operand, x: Operand, planes: Planes, mean: Operand, rs
     plan.kernel(
         plan.shape.global_size,
         plan.shape.local_size,
-        grad_y,
-        np.uint64(grad_y.offset),
-        x,
-        np.uint64(x.offset),
-        mean,
-        np.uint64(mean.offset),
-        rstd,
-        np.uint64(rstd.offset),
+        *grad_y.place,
+        *x.place,
+        *mean.place,
+        *rstd.place,
         sums,
         *plan.sizes,
         np.uint32(planes.per_statistic),
@@ -236,7 +223,7 @@ def backward(
             (planes.statistics,),
             None,
             sums,
-            *_with_offset(weight, sums),
+            *place_of(weight, sums),
             products,
             plain,
             np.uint32(planes.per_statistic),
@@ -246,19 +233,14 @@ def backward(
     return plan.kernel(
         plan.shape.global_size,
         plan.shape.local_size,
-        grad_y,
-        np.uint64(grad_y.offset),
-        x,
-        np.uint64(x.offset),
-        mean,
-        np.uint64(mean.offset),
-        rstd,
-        np.uint64(rstd.offset),
-        *_with_offset(weight, x),
+        *grad_y.place,
+        *x.place,
+        *mean.place,
+        *rstd.place,
+        *place_of(weight, x),
         products,
         plain,
-        grad_x,
-        np.uint64(grad_x.offset),
+        *grad_x.place,
         *plan.sizes,
         np.uint32(planes.per_statistic),
         np.uint32(planes.statistics),

@@ -41,13 +41,13 @@ def positions(x: Operand) -> Operand:
     over = ((chunks * group,), (group,))
     counts, total = allocate(device, 4 * chunks), allocate(device, 4)
     index_kernel(device, "mask", "count_mask", element=x.element)(
-        *over, x, np.uint64(x.offset), counts, np.uint64(n), np.uint64(chunk)
+        *over, *x.place, counts, np.uint64(n), np.uint64(chunk)
     )
     index_kernel(device, "mask", "scan_counts", element=x.element)((group,), (group,), counts, total, np.uint32(chunks))
     out = empty_operand(device, (_fetch_count(device, total),), "int64")
     if out.size:
         index_kernel(device, "mask", "write_positions", element=x.element)(
-            *over, x, np.uint64(x.offset), counts, out, np.uint64(n), np.uint64(chunk)
+            *over, *x.place, counts, out, np.uint64(n), np.uint64(chunk)
         )
     return out
 

@@ -56,8 +56,7 @@ def make_plan(index: Operand, size: int, *, wrap: bool = False) -> Plan:
     index_kernel(device, "plan", "plan_short", index=index.element)(
         (ceil_div(n, group) * group if gpu else 1,),
         (group,),
-        index,
-        np.uint64(index.offset),
+        *index.place,
         keys,
         order,
         keys if gpu else allocate(device, 8 * n),
@@ -85,8 +84,7 @@ def _radix(index: Operand, size: int, passes: int, *, wrap: bool) -> Plan:
     index_kernel(device, "radix", "plan_keys", index=index.element)(
         flat,
         (group,) if group > 1 else None,
-        index,
-        np.uint64(index.offset),
+        *index.place,
         keys,
         faults_of(device),
         np.uint64(size),
@@ -110,7 +108,7 @@ def _radix(index: Operand, size: int, passes: int, *, wrap: bool) -> Plan:
 def write_order(plan: Plan, out: Operand) -> None:
     """out[i] = plan.order[i] for contiguous `out` [plan.length]."""
     index_kernel(out.device, "plan", "write_order", element=out.element)(
-        (plan.length,), None, plan.order, out, np.uint64(out.offset), np.uint32(plan.length)
+        (plan.length,), None, plan.order, *out.place, np.uint32(plan.length)
     )
 
 
@@ -132,8 +130,7 @@ def join_index(indices: list[tuple[Operand, int]], *, wrap: bool = True) -> Oper
         index_kernel(device, "plan", "join_index", index=index.element)(
             (n,),
             None,
-            index,
-            np.uint64(index.offset),
+            *index.place,
             out,
             faults_of(device),
             np.uint64(size),
@@ -150,8 +147,7 @@ def flat_targets(index: Operand, size: int, count: int, inner: int) -> Operand:
     index_kernel(index.device, "plan", "flat_targets", index=index.element)(
         (index.size,),
         None,
-        index,
-        np.uint64(index.offset),
+        *index.place,
         out,
         faults_of(index.device),
         np.uint64(size),

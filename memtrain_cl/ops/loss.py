@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from memtrain_cl.faults import faults_of
-from memtrain_cl.operand import Operand, empty_operand
+from memtrain_cl.operand import Operand, empty_operand, place_of
 from memtrain_cl.ops.rows import FLOATING, require_rows
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
@@ -40,8 +40,7 @@ def _kernel(x: Operand, weight: Operand | None, name: str) -> tuple[Kernel, int]
 
 
 def _sources(x: Operand, target: Operand, weight: Operand | None) -> tuple[Any, ...]:
-    weights = weight or x
-    return x, np.uint64(x.offset), target, np.uint64(target.offset), weights, np.uint64(weight.offset if weight else 0)
+    return *x.place, *target.place, *place_of(weight, x)
 
 
 def nll_each(x: Operand, target: Operand, weight: Operand | None, loss: Operand, *, ignore: int) -> Any:
@@ -55,8 +54,7 @@ def nll_each(x: Operand, target: Operand, weight: Operand | None, loss: Operand,
         (images * space,),
         None,
         *_sources(x, target, weight),
-        loss,
-        np.uint64(loss.offset),
+        *loss.place,
         np.uint32(classes),
         np.uint64(space),
         np.int64(ignore),
@@ -94,10 +92,8 @@ def nll(
         (group,),
         (group,),
         parts,
-        loss,
-        np.uint64(loss.offset),
-        total,
-        np.uint64(total.offset),
+        *loss.place,
+        *total.place,
         np.uint32(groups),
         np.uint32(mean),
     )
@@ -127,17 +123,13 @@ def nll_backward(
     return kernel(
         (images * space,),
         None,
-        grad_y,
-        np.uint64(grad_y.offset),
+        *grad_y.place,
         np.uint64(each),
-        target,
-        np.uint64(target.offset),
+        *target.place,
         weight or grad_x,
         np.uint64(weight.offset if weight else 0),
-        totals,
-        np.uint64(totals.offset),
-        grad_x,
-        np.uint64(grad_x.offset),
+        *totals.place,
+        *grad_x.place,
         np.uint32(classes),
         np.uint64(space),
         np.int64(ignore),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from memtrain_cl.device import Device
-from memtrain_cl.operand import Operand, empty_operand
+from memtrain_cl.operand import Operand, empty_operand, place_of
 from memtrain_cl.ops.rows import FLOATING, RowShape, aligned_rows, require_rows, row_shape
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import ceil_div
@@ -39,10 +39,6 @@ def _plan(
         shape,
         (np.uint32(n), np.uint32(rows), np.uint32(shape.per)),
     )
-
-
-def _offset(operand: Operand | None) -> np.uint64:
-    return np.uint64(operand.offset if operand is not None else 0)
 
 
 def _require(name: str, operand: Operand | None, size: int, element: str) -> None:
@@ -88,18 +84,12 @@ def norm(
     return plan.kernel(
         plan.shape.global_size,
         plan.shape.local_size,
-        x,
-        np.uint64(x.offset),
-        weight or x,
-        _offset(weight),
-        bias or x,
-        _offset(bias),
-        y,
-        np.uint64(y.offset),
-        mean or rstd,
-        _offset(mean),
-        rstd,
-        np.uint64(rstd.offset),
+        *x.place,
+        *place_of(weight, x),
+        *place_of(bias, x),
+        *y.place,
+        *place_of(mean, rstd),
+        *rstd.place,
         *plan.sizes,
         np.float32(eps),
     )
@@ -146,18 +136,12 @@ def norm_backward(
     event = plan.kernel(
         plan.shape.global_size,
         plan.shape.local_size,
-        grad_y,
-        np.uint64(grad_y.offset),
-        x,
-        np.uint64(x.offset),
-        mean or rstd,
-        _offset(mean),
-        rstd,
-        np.uint64(rstd.offset),
-        weight or x,
-        _offset(weight),
-        grad_x,
-        np.uint64(grad_x.offset),
+        *grad_y.place,
+        *x.place,
+        *place_of(mean, rstd),
+        *rstd.place,
+        *place_of(weight, x),
+        *grad_x.place,
         parts,
         *plan.sizes,
     )
@@ -182,12 +166,9 @@ def column_sums(parts: Operand, first: Operand | None, second: Operand | None) -
     return kernel(
         (ceil_div(columns, 16) * 16, 16) if gpu else (ceil_div(columns, 8),),
         (16, 16) if gpu else (1,),
-        parts,
-        np.uint64(parts.offset),
-        begins,
-        np.uint64(begins.offset),
-        second or begins,
-        _offset(second),
+        *parts.place,
+        *begins.place,
+        *place_of(second, begins),
         np.uint32(n),
         np.uint64(lines * n),
         np.uint64(columns),

@@ -270,9 +270,9 @@ def reduce(
     plan = _plan(x.device, op, x.element, out.element, (x.shape, x.strides, dims), divisor, power)
     # An empty run reads nothing, and has no buffer.
     source = x.array if x.array.buffer is not None else out.array
-    results: tuple[Any, ...] = (out.array, np.uint64(out.offset))
+    results: tuple[Any, ...] = out.place
     if second is not None:
-        results += (second.array, np.uint64(second.offset))
+        results += second.place
     if plan.merge is None:
         plan.kernel(
             plan.global_size, plan.local_size, source, np.uint64(x.offset), *results, out.array, *plan.arguments

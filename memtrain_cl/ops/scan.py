@@ -90,9 +90,9 @@ def scan(op: str, x: Operand, dim: int, out: Operand, places: Operand | None = N
     if x.size == 0:
         return
     plan = _plan(x.device, op, x.element, out.element, x.shape, x.strides, dim)
-    operands: tuple[Any, ...] = (x.array, np.uint64(x.offset), out.array, np.uint64(out.offset))
+    operands: tuple[Any, ...] = (*x.place, *out.place)
     if places is not None:
-        operands += (places.array, np.uint64(places.offset))
+        operands += places.place
     if plan.carry is None:
         plan.kernel(plan.global_size, plan.local_size, *operands, out.array, *plan.arguments, np.uint32(0))
         return

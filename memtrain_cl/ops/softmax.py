@@ -73,9 +73,8 @@ def softmax(x: Operand, out: Operand, dim: int, *, log: bool, safe: bool = False
     if x.size == 0:
         return None
     plan = _planned("softmax", log, dim, x, x, out)
-    offsets = np.uint64(x.offset), np.uint64(out.offset)
     return plan.kernel(
-        plan.global_size, plan.local_size, x, offsets[0], out, offsets[1], *plan.sizes, np.uint32(safe and not log)
+        plan.global_size, plan.local_size, *x.place, *out.place, *plan.sizes, np.uint32(safe and not log)
     )
 
 
@@ -93,11 +92,8 @@ def softmax_backward(grad_y: Operand, y: Operand, grad_x: Operand, dim: int, *, 
     return plan.kernel(
         plan.global_size,
         plan.local_size,
-        grad_y,
-        np.uint64(grad_y.offset),
-        y,
-        np.uint64(y.offset),
-        grad_x,
-        np.uint64(grad_x.offset),
+        *grad_y.place,
+        *y.place,
+        *grad_x.place,
         *plan.sizes,
     )

@@ -118,10 +118,8 @@ def sort(x: Operand, dim: int, values: Operand, places: Operand, *, descending: 
     device = x.device
     plan = _plan(device, x.element, x.shape, x.strides, dim, values.shape[dim], descending)
     pairs, spare = allocate(device, plan.pair_bytes), allocate(device, plan.pair_bytes)
-    first = np.uint64(x.offset)
-    plan.tiles(*plan.tile_sizes, x.array, first, pairs, spare, *plan.tile_arguments)
+    plan.tiles(*plan.tile_sizes, *x.place, pairs, spare, *plan.tile_arguments)
     for size, numbers in plan.merges:
         plan.merge(size, None, pairs, spare, *numbers)
         pairs, spare = spare, pairs
-    results = (values.array, np.uint64(values.offset), places.array, np.uint64(places.offset))
-    plan.finish(plan.finish_size, None, pairs, x.array, first, *results, *plan.finish_layout)
+    plan.finish(plan.finish_size, None, pairs, *x.place, *values.place, *places.place, *plan.finish_layout)
