@@ -144,17 +144,16 @@ def find_reports(log: str) -> list[str]:
 
 
 def under_oclgrind(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command on Oclgrind's simulated device with the race checker on."""
+    """Run a command on Oclgrind's simulated device with the race and uninitialised-value checkers on."""
     # Its --log option would be cleared by each child process, so the reports are read from the output instead.
     environment = {
         **device_environment(),
         "PYOPENCL_NO_CACHE": "1",
         "MEMTRAIN_CL_DEVICE": "Oclgrind",
-        # Its optimiser makes vectors of scalars through lanes without a value, which its checker then reports.
+        # Its optimiser makes vectors through lanes without a value, which its checker then reports, or faults on.
         "PYOPENCL_BUILD_OPTIONS": "-cl-opt-disable",
     }
-    # Not --uninitialized: on the products' wide vectors that check of Oclgrind 21.10 ends in a segmentation fault.
-    wrapped = ["oclgrind", "--data-races", *command]
+    wrapped = ["oclgrind", "--data-races", "--uninitialized", *command]
     return subprocess.run(
         wrapped,
         env=environment,
