@@ -42,9 +42,9 @@ def eight_of(e):
     return f"code_ternary_8(convert_float8(as_int8({codes})) - {3 * C - 2}.0f)"
 
 # Lanes of two vectors by name, two neighbours at a time: Oclgrind faults on what becomes of v.s01 and v.lo.
-def lanes(one, other, first, second, half=False):
+def lanes(one, other, first, second, narrow=False):
     pairs = [(one, first), (one, second), (other, first), (other, second)]
-    if not half:
+    if not narrow:
         pairs = [(one, first), (other, first), (one, second), (other, second)]
     return ", ".join(f"{name}.s{at + i}" for name, at in pairs for i in (0, 1))
 
@@ -120,8 +120,8 @@ inline void fill_panel(${PANEL_SPACE} float *panel, const __global ${RIGHT_STORE
             const float8 c${2 * e - e // 4 * 4 + 1} = (float8)(${lanes(f"b{e}", f"b{e + 2}", 2, 6)});
 % endfor
 % for e in range(4):
-            vstore8((float8)(${lanes(f"c{e}", f"c{e + 4}", 0, 2, half=True)}), 0, panel + PANEL * (k + ${e}) + j);
-            vstore8((float8)(${lanes(f"c{e}", f"c{e + 4}", 4, 6, half=True)}), 0, panel + PANEL * (k + ${e + 4}) + j);
+            vstore8((float8)(${lanes(f"c{e}", f"c{e + 4}", 0, 2, narrow=True)}), 0, panel + PANEL * (k + ${e}) + j);
+            vstore8((float8)(${lanes(f"c{e}", f"c{e + 4}", 4, 6, narrow=True)}), 0, panel + PANEL * (k + ${e + 4}) + j);
 % endfor
         }
         for (; k < kb; k++) {
