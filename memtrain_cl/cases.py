@@ -26,9 +26,9 @@ from memtrain_cl.program import expand_includes
 #: What differs between the ways to update; see `memtrain_cl.formats.CounterRule`.
 MODES: Mapping[str, Mapping[str, Any]] = {
     "exact": {},
-    "lagged": {"lagged": True},
+    "lagged": {"rms_mode": "lagged"},
     "clip": {"clip": 0.5},
-    "lagged_clip": {"lagged": True, "clip": 0.5},
+    "lagged_clip": {"rms_mode": "lagged", "clip": 0.5},
     "no_rms": {"use_rms": False},
     "no_rms_clip": {"use_rms": False, "clip": 0.5},
     "clipped_scale": {"use_rms": False, "clipped_scale": True},

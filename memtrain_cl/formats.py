@@ -23,6 +23,17 @@ C_MAX_UNPACKED = 43
 LR_MAX = 1e6
 RMS_EPS_MIN = 1e-12
 
+#: Values of the options of the update rule.
+RMS_MODES = ("exact", "lagged", "proxy")
+SCALE_REBASES = ("eager", "lazy")
+PULSE_MODES = ("direct", "ternary")
+
+#: The uses of chance in one step of a counter layer, each a stream of random numbers of its own. The rounding of the
+#: counters uses the step's seed itself.
+STREAM_REBASE, STREAM_PULSE, STREAM_INPUT, STREAM_GRAD_OUTPUT = 1, 2, 3, 4
+#: Of ours: grad_out quantised by token for grad_input, and an input that was saved in few bits quantised once more.
+STREAM_GRAD_INPUT, STREAM_SAVED_INPUT = 5, 6
+
 #: Virtual lanes of the one summation order (element j is summed in lane j mod LANES, then the lanes are halved).
 LANES = 1024
 
@@ -34,6 +45,16 @@ def check_c(C: Any, *, packed: bool) -> int:
         storage = "6-bit storage" if packed else "uint8 storage"
         raise ValueError(f"expected C as an integer in 1..{highest} for {storage}, got {C!r}")
     return int(C)
+
+
+def stream_seed(seed: int, stream: int) -> int:
+    """The seed of a stream of random numbers in a step: the step's own for 0, else hash_u32(seed + n*0x9e3779b9)."""
+    if stream == 0:
+        return seed
+    x = (seed + stream * 0x9E3779B9) & 0xFFFFFFFF
+    x = ((x ^ x >> 16) * 0x7FEB352D) & 0xFFFFFFFF
+    x = ((x ^ x >> 15) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ x >> 16
 
 
 def code_count(C: int) -> int:
@@ -94,9 +115,11 @@ class CounterRule:
     """The constants of one counter update (see `memtrain_cl.reference.counter` for the equations).
 
     C: carry radix.   packed: 6-bit storage.   lr, lr_scale: step sizes of counter and row scale.   rms_beta, rms_eps:
-    decay and floor of the row moment.   use_rms: False leaves the gradient unnormalised.   lagged: normalise by the
-    previous moment.   clip: bound of the row norm, 0 for none.   clipped_scale: the scale learns from the clipped
-    gradient (the layer without row moments).
+    decay and floor of the row moment.   use_rms: False leaves the gradient unnormalised.   rms_mode: "exact"
+    normalises by the fresh moment, "lagged" by the previous one, "proxy" by a fresh moment of estimated squares.
+    scale_rebase: "eager" rebases the counters as the scale moves, "lazy" at the next update.   pulse_mode: "direct"
+    uses the gradient, "ternary" an unbiased ternary estimate of it.   clip: bound of the row norm, 0 for none.
+    clipped_scale: the scale learns from the clipped gradient (the layer without row moments).
     """
 
     C: int
@@ -106,12 +129,21 @@ class CounterRule:
     rms_beta: float = 0.9
     rms_eps: float = 1e-3
     use_rms: bool = True
-    lagged: bool = False
+    rms_mode: str = "exact"
+    scale_rebase: str = "eager"
+    pulse_mode: str = "direct"
     clip: float = 0.0
     clipped_scale: bool = False
 
     def __post_init__(self) -> None:
         check_c(self.C, packed=self.packed)
+        for name, known in (
+            ("rms_mode", RMS_MODES),
+            ("scale_rebase", SCALE_REBASES),
+            ("pulse_mode", PULSE_MODES),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"expected {name} as one of {', '.join(known)}, got {getattr(self, name)!r}")
         for name in ("lr", "lr_scale"):
             value = getattr(self, name)
             if not (isinstance(value, numbers.Real) and 0.0 <= float(value) <= LR_MAX):

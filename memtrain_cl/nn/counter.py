@@ -374,7 +374,7 @@ class RMSCounterLinear(CompactCounterLinear):
             self.rms_beta,
             self.rms_eps,
             use_rms=self.use_rms,
-            lagged=self.rms_mode == "lagged",
+            rms_mode=self.rms_mode,
             clip=self.local_grad_clip,
         )
 

@@ -33,7 +33,7 @@ def _row_kernel(device: Device, name: str, rule: CounterRule, shape: RowShape, g
         HELD=shape.held,
         EVEN=shape.even,
         FUSED=int(device.info.subnormals),
-        LAGGED=int(rule.lagged and rule.use_rms),
+        LAGGED=int(rule.rms_mode == "lagged" and rule.use_rms),
         USE_RMS=int(rule.use_rms),
         CLIP=int(rule.clip > 0),
         CLIPPED_SCALE=int(rule.clipped_scale),
@@ -244,7 +244,8 @@ def counter_update_hashsr(
 
     The equations stand in `memtrain_cl.reference.counter`. C: carry radix. clip: bound of the row norm, 0 for none.
     """
-    rule = CounterRule(C, False, lr, lr_scale, rms_beta, rms_eps, lagged=lagged, clip=clip)
+    rms_mode = "lagged" if lagged else "exact"
+    rule = CounterRule(C, False, lr, lr_scale, rms_beta, rms_eps, rms_mode=rms_mode, clip=clip)
     result = codes.clone()
     counter_update_(result, scale, v, grad_w, torch.zeros(3, dtype=torch.int64, device=codes.device), rule, seed=seed)
     return result

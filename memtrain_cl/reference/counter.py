@@ -128,7 +128,7 @@ def counter_update_(
     v_new = None
     if rule.use_rms and v is not None:
         v_new = _float32(rule.rms_beta) * v[tile, 0] + _float32(1.0 - rule.rms_beta) * g_sq
-        denom = torch.maximum(_sqrt(v[tile, 0] if rule.lagged else v_new), _float32(rule.rms_eps))
+        denom = torch.maximum(_sqrt(v[tile, 0] if rule.rms_mode == "lagged" else v_new), _float32(rule.rms_eps))
     if rule.clip > 0:
         norm = _sqrt(g_sq * count) / denom
         denom = denom / torch.minimum(torch.tensor(1.0), _float32(rule.clip) / torch.maximum(norm, _float32(1e-30)))
@@ -173,7 +173,8 @@ def counter_update_hashsr(
     clip: float = 0.0,
 ) -> torch.Tensor:
     """New codes uint8 [out, in] of one update; scale and v [out, 1] change in place (the published signature)."""
-    rule = CounterRule(C, False, lr, lr_scale, rms_beta, rms_eps, lagged=lagged, clip=clip)
+    rms_mode = "lagged" if lagged else "exact"
+    rule = CounterRule(C, False, lr, lr_scale, rms_beta, rms_eps, rms_mode=rms_mode, clip=clip)
     result = codes.clone()
     counter_update_(result, scale, v, grad_w, torch.zeros(3, dtype=torch.int64), rule, seed=seed)
     return result
