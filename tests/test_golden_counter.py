@@ -37,7 +37,8 @@ def update(room: ModuleType, case: dict[str, Any], *, packed: bool) -> tuple[tor
     scale, v = column(case["scale"]), column(case["v"])
     totals = torch.zeros(3, dtype=torch.int64)
     state = reference.pack_codes(codes) if packed else codes.clone()
-    rule = CounterRule(packed=packed, **arguments)
+    rms_mode = "lagged" if arguments.pop("lagged") else "exact"
+    rule = CounterRule(packed=packed, rms_mode=rms_mode, **arguments)
     room.counter_update_(state, scale, v, torch.tensor(case["grad_w"]), totals, rule, seed=seed)
     return reference.unpack_codes(state, codes.shape[1]) if packed else state, scale, v
 
