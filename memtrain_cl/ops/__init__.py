@@ -8,7 +8,7 @@ from memtrain_cl.ops.counter import (
     row_statistics,
     unpack_codes,
 )
-from memtrain_cl.ops.matmul import counter_backward_, counter_forward, counter_grad_input, grad_weight
+from memtrain_cl.ops.matmul_counter import counter_backward_, counter_forward, counter_grad_input, grad_weight
 
 __all__ = [
     "counter_backward_",

@@ -1,202 +1,20 @@
-"""Launchers of kernels/matmul.cl: products that decode a counter weight on its way in, a layer's whole backward, and
-dense products of strided operands.
+"""Dense products of strided operands by kernels/matmul.cl; those with counter weights are in matmul_counter.py.
 
-Signatures and formulas of the counter products are those of `memtrain_cl.reference.matmul`; float32 sums differ in
-their order, so results are compared with a tolerance. The order follows from the shapes and the device: equal calls,
-equal bytes.
+The order of the float32 sums follows from the shapes and the device: equal calls, equal bytes.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
-import torch
 
-from memtrain_cl.array import DeviceArray
-from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.elements import ELEMENTS
-from memtrain_cl.formats import CounterRule, check_c
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.ops.counter import launch_update, require_update, rows_aligned
-from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
 from memtrain_cl.ops.matvec import NOTHING, Epilogue, Plan, matvec, sum_parts
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import MatmulShape, ceil_div, matmul_shape, packs
-
-
-def _launch(
-    device: Device,
-    left: DeviceArray,
-    state: DeviceArray,
-    kind: str,
-    scale: DeviceArray,
-    out: DeviceArray,
-    n: int,
-    *,
-    C: int,
-    packed: bool,
-) -> Any:
-    """Enqueue out [M, N] = left [M, K] @ the decoded weight; kind: "counter" or "counter_t". The launch's event.
-
-    n: weights of a row of the state.
-    """
-    (M, K), N = left.shape, out.shape[1]
-    shape = matmul_shape(device.info, M, N, K, decodes=True)
-    kernel = get_kernel(
-        device,
-        "matmul",
-        "matmul",
-        LEFT="rows",
-        RIGHT=kind,
-        LEFT_TYPE="float32",
-        RIGHT_TYPE="float32",
-        OUT_TYPE="float32",
-        C=C,
-        PACKED=int(packed),
-        ALIGNED=int(rows_aligned(left, K) and shape.gpu),
-        EPILOGUE=0,
-        TILED=0,
-        **shape.constants,
-    )
-    starts = (np.uint64(0),) * 6
-    sizes = (np.uint32(value) for value in (M, N, K, K, n, shape.per, shape.columns, shape.k_per, shape.splits))
-    return kernel(shape.global_size, shape.local_size, left, state, scale, out, *starts, *sizes)
-
-
-def launch_forward(
-    device: Device, x: DeviceArray, state: DeviceArray, scale: DeviceArray, y: DeviceArray, *, C: int, packed: bool
-) -> Any:
-    """Enqueue y = x @ (scale*t)^T; nothing waits. The launch's event."""
-    return _launch(device, x, state, "counter_t", scale, y, x.shape[1], C=C, packed=packed)
-
-
-def launch_grad_input(
-    device: Device,
-    grad_out: DeviceArray,
-    state: DeviceArray,
-    scale: DeviceArray,
-    grad_x: DeviceArray,
-    *,
-    C: int,
-    packed: bool,
-) -> Any:
-    """Enqueue grad_x = grad_out @ (scale*t); nothing waits. The launch's event."""
-    return _launch(device, grad_out, state, "counter", scale, grad_x, grad_x.shape[1], C=C, packed=packed)
-
-
-def launch_grad_weight(grad_out: DeviceArray, x: DeviceArray, tile: DeviceArray, row_offset: int) -> None:
-    """Enqueue the tile of grad_out^T @ x that begins at row_offset; nothing waits."""
-    (m, out), n, rows = grad_out.shape, x.shape[1], tile.shape[0]
-    left = Operand(grad_out, (rows, m), (1, out), row_offset, "float32")
-    matmul(left, Operand(x, (m, n), (n, 1), 0, "float32"), Operand(tile, (rows, n), (n, 1), 0, "float32"))
-
-
-def counter_forward(x: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, *, C: int, packed: bool) -> torch.Tensor:
-    """y = x @ (scale*t)^T: float32 [M, in] -> float32 [M, out]; the weight is decoded inside the product."""
-    C = check_c(C, packed=packed)
-    require_tensor("x", x, torch.float32, (None, None))
-    out, _ = require_layer(state, scale, x.shape[1], packed=packed)
-    require_together(x=x, state=state)
-    if x.numel() == 0 or out == 0:
-        return torch.zeros((x.shape[0], out), device=x.device)
-    device = ready_device(x)
-    with Crossing(device, x) as cross:
-        y, target = cross.output((x.shape[0], out))
-        launch_forward(device, cross.read(x), cross.read(state), cross.read(scale), target, C=C, packed=packed)
-    return y
-
-
-def counter_grad_input(
-    grad_out: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, in_features: int, *, C: int, packed: bool
-) -> torch.Tensor:
-    """grad_x = grad_out @ (scale*t): float32 [M, out] -> float32 [M, in]."""
-    C = check_c(C, packed=packed)
-    out, n = require_layer(state, scale, in_features, packed=packed)
-    require_tensor("grad_out", grad_out, torch.float32, (None, out))
-    require_together(grad_out=grad_out, state=state)
-    if grad_out.numel() == 0 or n == 0:
-        return torch.zeros((grad_out.shape[0], n), device=grad_out.device)
-    device = ready_device(grad_out)
-    with Crossing(device, grad_out) as cross:
-        grad_x, target = cross.output((grad_out.shape[0], n))
-        launch_grad_input(
-            device, cross.read(grad_out), cross.read(state), cross.read(scale), target, C=C, packed=packed
-        )
-    return grad_x
-
-
-def grad_weight(grad_out: torch.Tensor, x: torch.Tensor, row_offset: int = 0, rows: int | None = None) -> torch.Tensor:
-    """grad_w float32 [R, in]: rows row_offset .. row_offset+R of grad_out^T @ x (to the end by default)."""
-    require_tensor("x", x, torch.float32, (None, None))
-    require_tensor("grad_out", grad_out, torch.float32, (x.shape[0], None))
-    out = grad_out.shape[1]
-    count = out - row_offset if rows is None else rows
-    if not (0 <= row_offset <= out and 0 <= count <= out - row_offset):
-        raise ValueError(f"expected rows {row_offset}..{row_offset + count} within {out}")
-    require_together(grad_out=grad_out, x=x)
-    if count * x.shape[1] == 0 or x.shape[0] == 0:
-        return torch.zeros((count, x.shape[1]), device=x.device)
-    device = ready_device(x)
-    with Crossing(device, x) as cross:
-        grad_w, target = cross.output((count, x.shape[1]))
-        launch_grad_weight(cross.read(grad_out), cross.read(x), target, row_offset)
-    return grad_w
-
-
-def counter_backward_(
-    x: torch.Tensor,
-    grad_out: torch.Tensor,
-    state: torch.Tensor,
-    scale: torch.Tensor,
-    v: torch.Tensor | None,
-    totals: torch.Tensor,
-    rule: CounterRule,
-    *,
-    seed: int | None,
-    needs_grad_input: bool = True,
-    tile_rows: int = 0,
-) -> torch.Tensor | None:
-    """A layer's whole backward: grad_x by the old weight (None when not needed), then the update in place.
-
-    x [M, in], grad_out [M, out], float32. seed None: no update. The gradient of the weight exists on the device alone,
-    at most [tile_rows, in] of it (0: the whole), and is gone when the call returns.
-    """
-    require_tensor("x", x, torch.float32, (None, None))
-    m, n = x.shape
-    out, _ = require_layer(state, scale, n, packed=rule.packed)
-    require_tensor("grad_out", grad_out, torch.float32, (m, out))
-    if seed is not None:
-        require_update(state, scale, v, totals, n, rule, seed)
-    require_together(x=x, grad_out=grad_out, state=state)
-    if m * n * out == 0:
-        return torch.zeros((m, n), device=x.device) if needs_grad_input else None
-    device = ready_device(x)
-    with Crossing(device, x) as cross:
-        outgoing = cross.read(grad_out)
-        codes, scales = (
-            (cross.read(state), cross.read(scale)) if seed is None else (cross.update(state), cross.update(scale))
-        )
-        grad_x = None
-        if needs_grad_input:
-            grad_x, incoming = cross.output((m, n))
-            launch_grad_input(device, outgoing, codes, scales, incoming, C=rule.C, packed=rule.packed)
-        if seed is not None:
-            moments = scales if v is None else cross.update(v)
-            inputs, counts = cross.read(x), cross.update(totals)
-            step = tile_rows or out
-            scratch = cross.scratch((min(step, out), n), np.float32)
-            for row in range(0, out, step):
-                # The queue runs in order, so one scratch serves all tiles.
-                tile = scratch.rows(min(step, out - row))
-                launch_grad_weight(outgoing, inputs, tile, row)
-                launch_update(
-                    device, codes, scales, moments, tile, counts, rule, seed=seed, row_offset=row, index_base=row * n
-                )
-    return grad_x
-
 
 #: Items of the third dimension that every driver launches at once, and row lengths that kernels count in 32 bits.
 _BATCH_LIMIT, _LENGTH_LIMIT = 65535, 1 << 32
