@@ -1,7 +1,7 @@
 // CPU shape of the row kernels: a work-item owns a block of rows and walks each in vectors of eight.
 
-// Both sums of a row: the lanes live in two private arrays of 128 vectors, which stay in the first-level cache.
-inline float2 row_sums(const __global uchar *row, const __global float *grad, uint n) {
+// Both sums of a row${" and its largest magnitude" if TERNARY else ""}: the lanes live in two private arrays of 128 vectors, which stay in the first-level cache.
+inline float2 row_sums(const __global uchar *row, const __global float *grad, uint n${", float *peak" if TERNARY else ""}) {
     float8 sq[128];
     float8 gt[128];
     const uint vectors = min((n + 7) / 8, 128u);
@@ -11,6 +11,9 @@ inline float2 row_sums(const __global uchar *row, const __global float *grad, ui
         sq[i] = (float8)(0.0f);
         gt[i] = (float8)(0.0f);
     }
+% if TERNARY:
+    float8 peaks = (float8)(0.0f);
+% endif
     for (uint base = 0; base < n; base += 1024) {
         const uint full = min(n - base, 1024u) / 8;
         for (uint i = 0; i < full; i++) {
@@ -19,6 +22,9 @@ inline float2 row_sums(const __global uchar *row, const __global float *grad, ui
             const uint8 codes = ${"cc_load_8(row + j / 4 * 3)" if PACKED else "convert_uint8(vload8(0, row + j))"};
             sq[i] += g * g;
             gt[i] += g * code_ternary_8(${centred("codes", 8)});
+% if TERNARY:
+            peaks = fmax(peaks, fabs(g));
+% endif
         }
         // The row's last elements, fewer than eight, one at a time in their own lanes.
         const uint stop = min(base + 1024, n);
@@ -28,8 +34,14 @@ inline float2 row_sums(const __global uchar *row, const __global float *grad, ui
             const float product = g * code_ternary_1(${centred("code", "")});
             ((float *)&sq[full])[j % 8] += g * g;
             ((float *)&gt[full])[j % 8] += product;
+% if TERNARY:
+            peaks.s0 = fmax(peaks.s0, fabs(g));
+% endif
         }
     }
+% if TERNARY:
+    *peak = fmax(fmax(fmax(peaks.s0, peaks.s1), fmax(peaks.s2, peaks.s3)), fmax(fmax(peaks.s4, peaks.s5), fmax(peaks.s6, peaks.s7)));
+% endif
     for (uint mid = used / 2; mid > 0; mid /= 2) {
         for (uint i = 0; i < mid; i++) {
             sq[i] += sq[i + mid];
@@ -46,7 +58,10 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
     const uint first = get_global_id(0) * per;
     const uint last = min(first + per, rows);
     for (uint o = first; o < last; o++) {
-        const float2 both = row_sums(state + (size_t)o * (${ROW_BYTES[PACKED]}), grad_w + (size_t)o * n, n);
+% if TERNARY:
+        float peak;
+% endif
+        const float2 both = row_sums(state + (size_t)o * (${ROW_BYTES[PACKED]}), grad_w + (size_t)o * n, n${", &peak" if TERNARY else ""});
         vstore2(both, o, sums);
     }
 }
@@ -54,13 +69,10 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
 // One step of the tile's rows. `first_row` is the tile's place in state, scale and v; `index_base` the index of its first
 // element in the whole layer, which the rounding hashes. A work-item owns `per` rows.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void counter_update(__global uchar *state, __global float *scale, __global float *v, const __global float *grad_w,
-                    volatile __global uint *totals, const uint n, const uint rows, const uint per, const uint first_row,
-                    const ulong index_base, const uint seed, const float lr, const float lr_scale, const float beta,
-                    const float one_minus_beta, const float eps, const float clip, const float inv_sqrt_in) {
+void counter_update(${update_parameters()}) {
     const uint first = get_global_id(0) * per;
     const uint last = min(first + per, rows);
-    const uint mixed = seed ^ seed >> 16;
+    ${streams()}
     uint events = 0;
     uint flips = 0;
     uint skipped = 0;
@@ -68,13 +80,19 @@ void counter_update(__global uchar *state, __global float *scale, __global float
         const size_t o = (size_t)first_row + tile_row;
         __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
         const __global float *grad = grad_w + (size_t)tile_row * n;
-        const float2 sums = row_sums(row, grad, n);
-        const RowStep step = row_step(sums.x, sums.y, scale[o], ${"v[o]" if USE_RMS else "0.0f"}, n, lr, lr_scale, beta,
+% if TERNARY:
+        float peak;
+% endif
+        const float2 sums = row_sums(row, grad, n${", &peak" if TERNARY else ""});
+        const RowStep step = row_step(sums.x, sums.y, scale[o], ${"v[o]" if USE_RMS else "0.0f"}, ${"s_base[o], " if LAZY else ""}${"g_sq[o], " if PROXY else ""}n, lr, lr_scale, beta,
                                       one_minus_beta, eps, clip, inv_sqrt_in);
         if (step.skip) {
             skipped++;
             continue;
         }
+% if LAZY:
+        s_base[o] = scale[o];
+% endif
         scale[o] = step.scale;
         ${"v[o] = step.v;" if USE_RMS else ""}
         const ulong index = index_base + (ulong)tile_row * n;
@@ -90,7 +108,7 @@ void counter_update(__global uchar *state, __global float *scale, __global float
             const uint8 head = hash_head_8(at_8 ^ salt);
             const float8 g = vload8(0, grad + j);
             const uint8 codes = ${"cc_load_8(row + j / 4 * 3)" if PACKED else "convert_uint8(vload8(0, row + j))"};
-            const float8 now = tick_8(${centred("codes", 8)}, g, step.k, step.r, head, mixed, &moved, &flipped);
+            const float8 now = tick_8(${centred("codes", 8)}, ${pulse("g", 8)}, step.k, step.r, head, mixed, ${"rebase_mixed, " if LAZY else ""}&moved, &flipped);
             const uint8 ticked = ${codes_of("now", 8)};
             ${"cc_store_8(row + j / 4 * 3, ticked)" if PACKED else "vstore8(convert_uchar8(ticked), 0, row + j)"};
         }
@@ -100,7 +118,7 @@ void counter_update(__global uchar *state, __global float *scale, __global float
             for (uint e = 0; e < 4 && 4 * q + e < n; e++) {
                 const uint at = low + 4 * q + e;
                 const uint head = hash_head_1(at ^ (at < low ? index_salt(high + 1) : salt));
-                const float tick = tick_1(${centred("now[e]", "")}, grad[4 * q + e], step.k, step.r, head, mixed, &events, &flips);
+                const float tick = tick_1(${centred("now[e]", "")}, ${pulse("grad[4 * q + e]", 1)}, step.k, step.r, head, mixed, ${"rebase_mixed, " if LAZY else ""}&events, &flips);
                 now[e] = ${codes_of("tick", "")};
             }
             store_codes_4(row, q, n, (uint4)(now[0], now[1], now[2], now[3]));

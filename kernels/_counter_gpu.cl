@@ -10,6 +10,9 @@ STAGE = min(WG_SIZE, 16)
 typedef struct {
     float4 sq[${SLOTS}];
     float4 gt[${SLOTS}];
+% if TERNARY:
+    float4 peaks;
+% endif
 } Lanes;
 
 inline void add_group(Lanes *lanes, uint slot, float4 g, uint word) {
@@ -17,6 +20,9 @@ inline void add_group(Lanes *lanes, uint slot, float4 g, uint word) {
     // g*t is exact, so adding it by a fused operation rounds the same.
     const float4 t = code_ternary_4(word_centred(word));
     lanes->gt[slot] = ${"fma(g, t, lanes->gt[slot])" if FUSED else "lanes->gt[slot] + g * t"};
+% if TERNARY:
+    lanes->peaks = fmax(lanes->peaks, fabs(g));
+% endif
 }
 
 // The work-group's lanes added in the one order; the result is whole in item 0. Lanes lie in local memory in their own order, so
@@ -60,6 +66,9 @@ inline float2 reduce_lanes(Lanes *lanes, __local float *sq, __local float *gt) {
         held_words[m] = load_word_4(row, q, n);
     }
     Lanes lanes;
+% if TERNARY:
+    lanes.peaks = (float4)(0.0f);
+% endif
     #pragma unroll
     for (uint s = 0; s < ${SLOTS}; s++) {
         lanes.sq[s] = (float4)(0.0f);
@@ -115,12 +124,12 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
         {
             uint head = (shifted ^ ${e}u) * 0x7feb352du;
             head = (head ^ head >> 15) * 0x846ca68bu;
-            now.${lane} = tick_1(old.${lane}, gradient.${lane}, k, r, head, mixed, &events, &flips);
+            now.${lane} = tick_1(old.${lane}, ${pulse("gradient." + lane, 1)}, k, r, head, mixed, ${"rebase_mixed, " if LAZY else ""}&events, &flips);
         }
 % else:
         if (4 * q + ${e} < n) {
             const uint head = hash_head_1((at + ${e}) ^ (at + ${e} < low ? salt_after : salt));
-            now.${lane} = tick_1(old.${lane}, gradient.${lane}, k, r, head, mixed, &events, &flips);
+            now.${lane} = tick_1(old.${lane}, ${pulse("gradient." + lane, 1)}, k, r, head, mixed, ${"rebase_mixed, " if LAZY else ""}&events, &flips);
         }
 % endif
 % endfor
@@ -136,10 +145,7 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
 // One step of the tile's rows. `first_row` is the tile's place in state, scale and v; `index_base` the index of its first
 // element in the whole layer, which the rounding hashes. A work-group owns a row.
 __kernel __attribute__((reqd_work_group_size(${WG_SIZE}, 1, 1)))
-void counter_update(__global uchar *state, __global float *scale, __global float *v, const __global float *grad_w,
-                    volatile __global uint *totals, const uint n, const uint rows, const uint per, const uint first_row,
-                    const ulong index_base, const uint seed, const float lr, const float lr_scale, const float beta,
-                    const float one_minus_beta, const float eps, const float clip, const float inv_sqrt_in) {
+void counter_update(${update_parameters()}) {
     __local float lanes_sq[${4 * WG_SIZE}] __attribute__((aligned(16)));
     __local float lanes_gt[${4 * WG_SIZE}] __attribute__((aligned(16)));
     __local float shared_k;
@@ -147,6 +153,9 @@ void counter_update(__global uchar *state, __global float *scale, __global float
     __local uint shared_skip;
     __local uint shared_events;
     __local uint shared_flips;
+% if TERNARY:
+    __local uint shared_peak;
+% endif
     const uint lid = get_local_id(0);
     const uint tile_row = get_group_id(0);
     const size_t o = (size_t)first_row + tile_row;
@@ -155,10 +164,23 @@ void counter_update(__global uchar *state, __global float *scale, __global float
     // Asked for before the row, so that they are there when its sums are.
     const float s_old = scale[o];
     const float v_old = ${"v[o]" if USE_RMS else "0.0f"};
+% if LAZY:
+    const float base_old = s_base[o];
+% endif
+% if PROXY:
+    const float given = g_sq[o];
+% endif
+% if TERNARY:
+    if (lid == 0) shared_peak = 0;
+% endif
     ${gather()}
     const float2 sums = reduce_lanes(&lanes, lanes_sq, lanes_gt);
+% if TERNARY:
+    // Magnitudes order as their bits do; the barriers of the sums lie behind its zero.
+    atomic_max(&shared_peak, as_uint(fmax(fmax(lanes.peaks.x, lanes.peaks.y), fmax(lanes.peaks.z, lanes.peaks.w))));
+% endif
     if (lid == 0) {
-        const RowStep step = row_step(sums.x, sums.y, s_old, v_old, n, lr, lr_scale, beta,
+        const RowStep step = row_step(sums.x, sums.y, s_old, v_old, ${"base_old, " if LAZY else ""}${"given, " if PROXY else ""}n, lr, lr_scale, beta,
                                       one_minus_beta, eps, clip, inv_sqrt_in);
         shared_k = step.k;
         shared_r = step.r;
@@ -166,6 +188,9 @@ void counter_update(__global uchar *state, __global float *scale, __global float
         shared_events = 0;
         shared_flips = 0;
         if (!step.skip) {
+% if LAZY:
+            s_base[o] = s_old;
+% endif
             scale[o] = step.scale;
             ${"v[o] = step.v;" if USE_RMS else ""}
         }
@@ -175,9 +200,12 @@ void counter_update(__global uchar *state, __global float *scale, __global float
     if (!skip) {
         float events = 0.0f;
         float flips = 0.0f;
-        const uint mixed = seed ^ seed >> 16;
+        ${streams()}
         const float k = shared_k;
         const float r = shared_r;
+% if TERNARY:
+        const float peak = as_float(shared_peak);
+% endif
         const ulong index = index_base + (ulong)tile_row * n;
         const uint low = (uint)index;
         const uint salt = index_salt((uint)(index >> 32));

@@ -1,5 +1,5 @@
 // The counter automaton on one element or one vector of elements, in exact small-integer float32 arithmetic.
-// Needs: C, GPU, VECTOR_WIDTHS, _rng.cl, _counter_state.cl. The caller's file says FP_CONTRACT OFF.
+// Needs: C, GPU, VECTOR_WIDTHS, LAZY, TERNARY, _rng.cl, _counter_state.cl. The caller's file says FP_CONTRACT OFF.
 <%
 LEVELS = 2 * C - 1
 %>
@@ -20,15 +20,34 @@ integer difference, cut at one, is added on the other. select() and not ?:, of w
 S = "" if W == 1 else str(W)
 COUNT = "float" if GPU else "uint"
 %>
+% if TERNARY:
+// The unbiased ternary estimate of a gradient whose row's largest magnitude is `peak`: +-peak with probability |g|/peak, else 0.
+// A row of zeros stays one: 0/0 is no number, which no u is below.
+inline float${S} pulse_${W}(float${S} g, float peak, uint${S} head, uint pulse_mixed) {
+    const float${S} share = fabs(g) / peak;
+    return (uniform_of_${W}(head, pulse_mixed) < share) ? copysign((float${S})(peak), g) : (float${S})(0.0f);
+}
+
+% endif
 // One tick: the code's value centred = t*(2C-1) + c -> the new one. k = (lr/denom)*(C/s_new), r = s_old/s_new; head and mixed give
 // the rounding's u. Adds to *events where the counter moved and to *flips where the ternary weight changed.
-inline float${S} tick_${W}(float${S} centred, float${S} g, float k, float r, uint${S} head, uint mixed, ${COUNT}${S} *events,
+% if LAZY:
+// r = s_base/s_old and k = (lr/denom)*(C/s_old) here: the counter itself is rounded in units of the scale first, by rebase_mixed.
+% endif
+inline float${S} tick_${W}(float${S} centred, float${S} g, float k, float r, uint${S} head, uint mixed, ${"uint rebase_mixed, " if LAZY else ""}${COUNT}${S} *events,
                     ${COUNT}${S} *flips) {
     const float${S} t = code_ternary_${W}(centred);
     const float${S} c = EXACT_MAD(t, (float${S})(${-LEVELS}.0f), centred);
 
     // cc = floor(val) + (u < val - floor(val)). No clamp to +-4C is needed: the position below is cut at the walls.
+% if LAZY:
+    const float${S} wanted = c * r;
+    const float${S} under = floor(wanted);
+    const float${S} rebased = (uniform_of_${W}(head, rebase_mixed) < wanted - under) ? under + 1.0f : under;
+    const float${S} val = rebased - g * k;
+% else:
     const float${S} val = c * r - g * k;
+% endif
     const float${S} below = floor(val);
     const float${S} cc = (uniform_of_${W}(head, mixed) < val - below) ? below + 1.0f : below;
 

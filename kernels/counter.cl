@@ -2,12 +2,13 @@
 //
 // state   uchar [rows, in/4*3] packed 6-bit codes, or [rows, in] codes (PACKED = 0)
 // scale, v, grad_w   float32 [rows], [rows], [rows of the tile, in]
+// s_base, g_sq       float32 [rows] each: what LAZY reads and writes, what PROXY reads in place of the gradient's mean square
 // One template, two shapes: GPU = 1 gives a work-group a row with the gradient kept in registers; GPU = 0 a work-item a block
 // of rows, in vectors of eight, without barriers.
 //
 // Launched by memtrain_cl/ops/counter.py.
-// Constants: C, PACKED, GPU; ALIGNED (grad_w's rows begin on 16 bytes and are whole groups of four); LAGGED, USE_RMS, CLIP,
-// CLIPPED_SCALE. Read by GPU = 1 only: WG_SIZE (items a row), HELD (groups of four an item keeps in registers, a multiple of
+// Constants: C, PACKED, GPU; ALIGNED (grad_w's rows begin on 16 bytes and are whole groups of four); LAGGED, USE_RMS, PROXY, CLIP,
+// CLIPPED_SCALE, LAZY (rebase), TERNARY (pulse). Read by GPU = 1 only: WG_SIZE (items a row), HELD (groups of four an item keeps in registers, a multiple of
 // 256/WG_SIZE in rows of more groups than items), EVEN (a row's groups are exactly WG_SIZE * HELD), FUSED (fma
 // keeps subnormals: llvmpipe's does not, though its other operations do).
 #pragma OPENCL FP_CONTRACT OFF
@@ -34,8 +35,8 @@ inline float4 load_grad_4(const __global float *row, uint q, uint n) {
 // ---- one row's part of the update ---------------------------------------------------------------------------------------
 
 typedef struct {
-    float k;      // (lr/denom)*(C/s_new)
-    float r;      // s_old/s_new
+    float k;      // (lr/denom)*(C/s_new); LAZY: (lr/denom)*(C/s_old)
+    float r;      // s_old/s_new; LAZY: s_base/s_old
     float scale;  // s_new
     float v;      // the row's new second moment
     uint skip;    // the gradient is not finite: the row stays as it is
@@ -43,11 +44,11 @@ typedef struct {
 
 // From the row's sums (of grad^2 and of grad*t) and its old scale and v to what every element needs. The order of operations
 // is part of the format: it decides bytes.
-inline RowStep row_step(float sum_sq, float sum_gt, float s, float v_old, uint n, float lr, float lr_scale, float beta,
+inline RowStep row_step(float sum_sq, float sum_gt, float s, float v_old, ${"float s_base, " if LAZY else ""}${"float given, " if PROXY else ""}uint n, float lr, float lr_scale, float beta,
                         float one_minus_beta, float eps, float clip, float inv_sqrt_in) {
     RowStep step;
     const float count = (float)n;
-    const float g_sq = sum_sq / count;
+    const float g_sq = ${"given" if PROXY else "sum_sq / count"};
     float denom = 1.0f;
     step.v = v_old;
 % if USE_RMS:
@@ -67,10 +68,17 @@ inline RowStep row_step(float sum_sq, float sum_gt, float s, float v_old, uint n
     const float change = lr_scale * grad_s;
     step.scale = clamp(s - change, 1e-5f, 10.0f);
     const float per_lr = lr / denom;
-    const float per_quantum = ${C}.0f / step.scale;
+    const float per_quantum = ${C}.0f / ${"s" if LAZY else "step.scale"};
     step.k = per_lr * per_quantum;
-    step.r = s / step.scale;
+    step.r = ${"s_base / s" if LAZY else "s / step.scale"};
     step.skip = !isfinite(sum_sq);
+% if PROXY:
+    if (!(isfinite(given) && given >= 0.0f)) step.skip = 1;
+% endif
+% if LAZY:
+    // No update leaves scales behind for which this happens, but they may come from elsewhere.
+    if (!(isfinite(step.k) && isfinite(${C}.0f * step.r))) step.skip = 1;
+% endif
     return step;
 }
 
@@ -87,6 +95,32 @@ inline void count_row(volatile __global uint *totals, uint events, uint flips, u
     add_total(totals + 4, skipped);
 }
 
+<%def name="update_parameters()">
+__global uchar *state, __global float *scale, __global float *v, const __global float *grad_w,
+                    volatile __global uint *totals,
+% if LAZY:
+                    __global float *s_base,
+% endif
+% if PROXY:
+                    const __global float *g_sq,
+% endif
+                    const uint n, const uint rows, const uint per, const uint first_row,
+                    const ulong index_base, const uint seed, const float lr, const float lr_scale, const float beta,
+                    const float one_minus_beta, const float eps, const float clip, const float inv_sqrt_in</%def>
+// The gradient that an element's tick takes.
+<%def name="pulse(g, width)">${f"pulse_{width}({g}, peak, head, pulse_mixed)" if TERNARY else g}</%def>
+// The streams of chance of a step: the rounding's is the seed's own, stream n that of hash_u32(seed + n*0x9e3779b9).
+<%def name="streams()">
+    const uint mixed = seed ^ seed >> 16;
+% if LAZY:
+    const uint rebase_seed = hash_u32_1(seed + ${0x9e3779b9}u);
+    const uint rebase_mixed = rebase_seed ^ rebase_seed >> 16;
+% endif
+% if TERNARY:
+    const uint pulse_seed = hash_u32_1(seed + ${2 * 0x9e3779b9 % 2**32}u);
+    const uint pulse_mixed = pulse_seed ^ pulse_seed >> 16;
+% endif
+</%def>
 % if GPU:
 #include "_counter_gpu.cl"
 % else:

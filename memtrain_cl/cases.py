@@ -33,6 +33,12 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "no_rms_clip": {"use_rms": False, "clip": 0.5},
     "clipped_scale": {"use_rms": False, "clipped_scale": True},
     "clipped_scale_clip": {"use_rms": False, "clip": 0.5, "clipped_scale": True},
+    "clipped_scale_ternary": {"use_rms": False, "clip": 0.5, "clipped_scale": True, "pulse_mode": "ternary"},
+    "lazy": {"scale_rebase": "lazy"},
+    "lagged_lazy_clip": {"rms_mode": "lagged", "scale_rebase": "lazy", "clip": 0.5},
+    "ternary": {"pulse_mode": "ternary"},
+    "proxy_clip": {"rms_mode": "proxy", "clip": 0.5},
+    "proxy_lazy_ternary": {"rms_mode": "proxy", "scale_rebase": "lazy", "pulse_mode": "ternary"},
 }
 #: Largest error of a product's element, relative to the sum of the magnitudes of its terms.
 PRODUCT_TOLERANCE = 1e-5
@@ -84,7 +90,9 @@ def update_case(
 ) -> Case:
     """counter_update_ of a whole layer [rows, columns]; index_base: the index of its first element."""
     state = _state_bytes(rows, columns, C, packed)
-    moments = 8 * rows if MODES[mode].get("use_rms", True) else 0
+    rule = make_rule({"C": C, "packed": packed, "mode": mode})
+    # Row moments and bases of counters are read and written, estimated moments read.
+    beside = 8 * (rule.use_rms + (rule.scale_rebase == "lazy")) + 4 * (rule.rms_mode == "proxy")
     options = {"C": C, "packed": packed, "mode": mode}
     return Case(
         "counter",
@@ -92,9 +100,24 @@ def update_case(
         "counter_update_",
         {"rows": rows, "columns": columns},
         options | ({"index_base": index_base} if index_base else {}),
-        bytes_moved=2 * state + 4 * rows * columns + 8 * rows + moments,
+        bytes_moved=2 * state + 4 * rows * columns + 8 * rows + beside * rows,
         flops=36 * rows * columns,
         small=small,
+    )
+
+
+def moments_case(tokens: int, rows: int, columns: int, *, small: bool = False) -> Case:
+    """proxy_moments of a layer [rows, columns] and `tokens` inputs."""
+    values = tokens * (rows + columns)
+    return Case(
+        "proxy",
+        "proxy_moments",
+        "proxy_moments",
+        {"tokens": tokens, "rows": rows, "columns": columns},
+        bytes_moved=4 * values + 4 * rows,
+        flops=2 * values,
+        small=small,
+        also=(("proxy", "square_lanes"),),
     )
 
 
@@ -139,7 +162,7 @@ def _row_cases() -> list[Case]:
 def _update_cases() -> list[Case]:
     # Each set of constants is a program to build, which takes longer than its launches (a dozen seconds for the GPU
     # shape on llvmpipe): sizes are cheap, sets are not. The shape that a device does not choose runs these sets alone.
-    modes = ("exact", "lagged_clip", "clipped_scale_clip")
+    modes = ("exact", "lagged_clip", "clipped_scale_clip", "clipped_scale_ternary", "proxy_lazy_ternary")
     cases = [update_case(11, 68, mode=mode) for mode in modes]
     cases += [update_case(9, 68, 1), update_case(11, 67, 8, False), update_case(9, 67, 43, False)]
     cases += [update_case(37, columns) for columns in (4, 8, 12)]
@@ -153,6 +176,10 @@ def _update_cases() -> list[Case]:
     cases += [update_case(9, 12, mode=mode, small=True) for mode in modes]
     cases += [update_case(9, 13, 8, False, small=True)]
     cases += [update_case(2, 1028, index_base=(1 << 32) - 1500, small=True), update_case(2, 1029, 8, False, small=True)]
+    cases += [update_case(11, columns, 8, False, "lagged_lazy_clip") for columns in (1, 7, 67)]
+    cases += [update_case(9, 67, 8, False, "lagged_lazy_clip", index_base=(1 << 32) - 100)]
+    cases += [update_case(9, 13, 8, False, "lagged_lazy_clip", small=True)]
+    cases += [update_case(11, 1028, mode="proxy_lazy_ternary", index_base=(1 << 32) - 1500)]
 
     more = [update_case(11, 68, mode=mode) for mode in MODES if mode not in modes]
     more += [update_case(11, 67, 8, False, "clipped_scale_clip"), update_case(9, 68, 2), update_case(9, 68, 8)]
@@ -176,6 +203,13 @@ def _product_cases() -> list[Case]:
     return cases
 
 
+def _moments_cases() -> list[Case]:
+    # Vectors of 8 columns and lanes of 1024, of tokens and of elements; rows ahead of 64 to 256.
+    sizes = [(1, 1, 1), (7, 9, 13), (33, 40, 5), (1023, 8, 3), (1024, 7, 4), (1025, 17, 20), (2049, 9, 7)]
+    sizes += [(5, 130, 1638), (90, 300, 3000)]
+    return [moments_case(*size) for size in sizes] + [moments_case(5, 9, 13, small=True)]
+
+
 def _probe_cases() -> list[Case]:
     n = 1 << 16
     return [Case("probe", "arithmetic_probe", "faults", {"operands": n}, bytes_moved=24 * n, flops=5 * n, small=True)]
@@ -185,6 +219,7 @@ CASES: tuple[Case, ...] = (
     *_codec_cases(),
     *_row_cases(),
     *_update_cases(),
+    *_moments_cases(),
     *_product_cases(),
     *_probe_cases(),
     *aten_cases(),

@@ -102,19 +102,32 @@ def check_statistics(case: Case) -> Comparison:
 
 
 def check_update(case: Case) -> Comparison:
-    """counter_update_: every byte of codes, scale, v and totals after one step."""
+    """counter_update_: every byte of codes, scale, v, totals and s_base after one step."""
     chance = generator(case)
-    start = (*layer_tensors(case, chance), torch.tensor([3, 5, 7]))
-    grad = gradient(case.shape["rows"], case.shape["columns"], chance)
+    rows, columns = case.shape["rows"], case.shape["columns"]
+    state, scale, v = layer_tensors(case, chance)
+    s_base = scale * (0.5 + torch.rand(rows, 1, generator=chance))
+    start = (state, scale, v, torch.tensor([3, 5, 7]), s_base)
+    grad = gradient(rows, columns, chance)
     seed = int(torch.randint(0, 1 << 32, (), generator=chance))
+    rule = make_rule(case.options)
+    estimate = grad.square().mean(dim=1, keepdim=True) * (0.5 + torch.rand(rows, 1, generator=chance))
+    more = {"index_base": case.options.get("index_base"), "g_sq": estimate if rule.rms_mode == "proxy" else None}
     ends = []
     for room in (ops, reference):
-        state, scale, v, totals = (tensor.clone() for tensor in start)
-        base = case.options.get("index_base")
-        room.counter_update_(state, scale, v, grad, totals, make_rule(case.options), seed=seed, index_base=base)
-        codes = reference.unpack_codes(state, case.shape["columns"]) if case.options["packed"] else state
-        ends.append((codes, scale, v, totals))
+        state, scale, v, totals, s_base = (tensor.clone() for tensor in start)
+        room.counter_update_(state, scale, v, grad, totals, rule, seed=seed, s_base=s_base, **more)
+        codes = reference.unpack_codes(state, columns) if case.options["packed"] else state
+        ends.append((codes, scale, v, totals, s_base))
     return sum((compare_exact(got, want) for got, want in zip(*ends, strict=True)), Comparison())
+
+
+def check_moments(case: Case) -> Comparison:
+    """proxy_moments: bytes."""
+    chance = generator(case)
+    tokens, rows, columns = (case.shape[name] for name in ("tokens", "rows", "columns"))
+    x, grad_out = (torch.randn(tokens, size, generator=chance) for size in (columns, rows))
+    return compare_exact(ops.proxy_moments(grad_out, x), reference.proxy_moments(grad_out, x))
 
 
 def check_product(case: Case) -> Comparison:
@@ -147,6 +160,7 @@ CHECKS: dict[str, Callable[[Case], Comparison]] = {
     "decode_dense": check_decode,
     "row_statistics": check_statistics,
     "counter_update_": check_update,
+    "proxy_moments": check_moments,
     "counter_forward": check_product,
     "counter_grad_input": check_product,
     "grad_weight": check_product,

@@ -35,8 +35,11 @@ def _row_kernel(device: Device, name: str, rule: CounterRule, shape: RowShape, g
         FUSED=int(device.info.subnormals),
         LAGGED=int(rule.rms_mode == "lagged" and rule.use_rms),
         USE_RMS=int(rule.use_rms),
+        PROXY=int(rule.rms_mode == "proxy"),
         CLIP=int(rule.clip > 0),
         CLIPPED_SCALE=int(rule.clipped_scale),
+        LAZY=int(rule.scale_rebase == "lazy"),
+        TERNARY=int(rule.pulse_mode == "ternary"),
     )
 
 
@@ -135,12 +138,18 @@ def launch_update(
     seed: int,
     row_offset: int,
     index_base: int,
+    s_base: DeviceArray | None = None,
+    g_sq: DeviceArray | None = None,
 ) -> Any:
-    """Enqueue the update of the tile whose gradient is grad_w [R, in], all on the device, and return its event."""
+    """Enqueue the update of the tile whose gradient is grad_w [R, in], all on the device, and return its event.
+
+    What the rule does not ask for is not read: s_base belongs to the lazy rebase, g_sq to rms_mode "proxy".
+    """
     rows, n = grad_w.shape
     shape = row_shape(device.info, rows, n)
     kernel = _row_kernel(device, "counter_update", rule, shape, grad_w)
     # Host scalars are float64 until here and rounded to float32 once: part of the rule.
+    beside = ((s_base, rule.scale_rebase == "lazy"), (g_sq, rule.rms_mode == "proxy"))
     reals = (rule.lr, rule.lr_scale, rule.rms_beta, 1.0 - rule.rms_beta, rule.rms_eps, rule.clip, 1.0 / math.sqrt(n))
     return kernel(
         shape.global_size,
@@ -150,6 +159,7 @@ def launch_update(
         v,
         grad_w,
         totals,
+        *(array for array, used in beside if used),
         np.uint32(n),
         np.uint32(rows),
         np.uint32(shape.per),
@@ -160,6 +170,12 @@ def launch_update(
     )
 
 
+def _require_given(name: str, tensor: torch.Tensor | None, out: int, why: str) -> None:
+    if tensor is None:
+        raise ValueError(f"expected {name} for {why}, got None")
+    require_tensor(name, tensor, torch.float32, (out, 1))
+
+
 def require_update(
     state: torch.Tensor,
     scale: torch.Tensor,
@@ -168,13 +184,17 @@ def require_update(
     n: int,
     rule: CounterRule,
     seed: Any,
+    *,
+    s_base: torch.Tensor | None = None,
 ) -> int:
-    """Check what an update changes before anything is changed; the number of rows."""
+    """Check what an update reads and changes before anything is changed; the number of rows."""
     out, _ = require_layer(state, scale, n, packed=rule.packed)
     if rule.use_rms:
         require_tensor("v", v, torch.float32, (out, 1))
     require_tensor("totals", totals, torch.int64, (3,))
-    require_together(state=state, v=v, totals=totals)
+    if rule.scale_rebase == "lazy":
+        _require_given("s_base", s_base, out, "scale_rebase='lazy'")
+    require_together(state=state, v=v, totals=totals, s_base=s_base)
     if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
         raise ValueError(f"expected a step's seed in 0..2^32-1, got {seed!r}")
     return out
@@ -191,22 +211,31 @@ def counter_update_(
     seed: int,
     row_offset: int = 0,
     index_base: int | None = None,
+    s_base: torch.Tensor | None = None,
+    g_sq: torch.Tensor | None = None,
 ) -> None:
     """One update in place of rows row_offset .. row_offset+R of a layer, from grad_w float32 [R, in].
 
     state uint8 [out, in] or packed [out, in/4*3]; scale, v float32 [out, 1] (v may be None without RMS); totals int64
     [3] gains the counters moved, the ternary weights changed, the rows skipped. seed: the step's, uint32. index_base:
-    the index of the tile's first element in the layer (row_offset*in by default), which the rounding hashes.
+    the index of the tile's first element in the layer (row_offset*in by default), which the rounding hashes. s_base
+    float32 [out, 1]: the scale that the counters are calibrated to, read and written by the lazy rebase alone. g_sq
+    float32 [out, 1]: the layer's estimates for rms_mode "proxy" (`proxy_moments`), None in other modes. ValueError or
+    TypeError, before anything changes, for what is missing or of another shape or dtype.
     """
     require_tensor("grad_w", grad_w, torch.float32, (None, None))
     rows, n = grad_w.shape
-    out = require_update(state, scale, v, totals, n, rule, seed)
+    out = require_update(state, scale, v, totals, n, rule, seed, s_base=s_base)
+    if rule.rms_mode == "proxy":
+        _require_given("g_sq", g_sq, out, "rms_mode='proxy'")
+    elif g_sq is not None:
+        raise ValueError(f"expected g_sq for rms_mode='proxy' alone, got it for {rule.rms_mode!r}")
     base = row_offset * n if index_base is None else index_base
     if rule.packed and base % 4:
         raise ValueError(f"expected index_base divisible by 4 for packed rows, got {base}")
     if not 0 <= row_offset <= out - rows:
         raise ValueError(f"expected rows {row_offset}..{row_offset + rows} within the layer's {out}")
-    require_together(grad_w=grad_w, state=state)
+    require_together(grad_w=grad_w, state=state, g_sq=g_sq)
     if rows * n == 0:
         return
     device = ready_device(state)
@@ -222,6 +251,8 @@ def counter_update_(
             seed=seed,
             row_offset=row_offset,
             index_base=base,
+            s_base=cross.update(s_base) if s_base is not None and rule.scale_rebase == "lazy" else None,
+            g_sq=None if g_sq is None else cross.read(g_sq),
         )
 
 

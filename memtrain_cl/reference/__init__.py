@@ -8,6 +8,7 @@ from memtrain_cl.reference.codes import (
     encode_state,
     hash_u32,
     stochastic_round,
+    ternary_gradient_unbiased,
     uniform01,
     weight_to_counter_state,
 )
@@ -20,6 +21,8 @@ from memtrain_cl.reference.counter import (
     unpack_codes,
 )
 from memtrain_cl.reference.matmul import counter_backward_, counter_forward, counter_grad_input, grad_weight
+from memtrain_cl.reference.proxy import proxy_moments
+from memtrain_cl.reference.stochastic import quantize_int8
 
 __all__ = [
     "counter_backward_",
@@ -33,8 +36,11 @@ __all__ = [
     "grad_weight",
     "hash_u32",
     "pack_codes",
+    "proxy_moments",
+    "quantize_int8",
     "row_statistics",
     "stochastic_round",
+    "ternary_gradient_unbiased",
     "uniform01",
     "unpack_codes",
     "weight_to_counter_state",

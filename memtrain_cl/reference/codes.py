@@ -3,6 +3,7 @@
 code = (t + 1)*(2C - 1) + (c + C - 1)            t in {-1, 0, 1}, c in {-(C-1) .. C-1}
 hash_u32(x): x ^= x>>16; x *= 0x7feb352d; x ^= x>>15; x *= 0x846ca68b; x ^= x>>16      (32-bit, wrapping)
 uniform01(x) = (hash_u32(x) & 0xffffff) / 2^24
+hash_index(i) = hash_u32(lo ^ hash_u32(hi)) of a 64-bit index i = hi*2^32 + lo, so hash_u32(i) below 2^32
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ def uniform01(x: torch.Tensor) -> torch.Tensor:
     return (hash_u32(x) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 
+def hash_index(index: torch.Tensor) -> torch.Tensor:
+    """The hash of elements' 64-bit indices (int64 tensor): of the lower half, salted by that of the upper."""
+    return hash_u32((index & _MASK) ^ hash_u32(index >> 32))
+
+
 def stochastic_round(x: torch.Tensor, seed: int | None = None) -> torch.Tensor:
     """floor(x) + (u < x - floor(x)), of mean x. u hashes (seed, flat index); seed None draws one from torch."""
     if seed is None:
@@ -60,6 +66,37 @@ def stochastic_round(x: torch.Tensor, seed: int | None = None) -> torch.Tensor:
     index = torch.arange(x.numel(), device=x.device).reshape(x.shape)
     floor = torch.floor(x)
     return floor + (uniform01(seed ^ hash_u32(index)) < x - floor).to(x.dtype)
+
+
+def pulse_of(g: torch.Tensor, seed: int, index: torch.Tensor) -> torch.Tensor:
+    """The ternary estimate of float32 rows g [..., n] whose elements have these indices:
+
+    a = max |g| of the row;  sign(g)*a where uniform01(seed ^ hash_index(index)) < |g|/a, else 0 (also where a = 0)
+    """
+    peak = g.abs().amax(dim=-1, keepdim=True)
+    hit = uniform01(seed ^ hash_index(index)) < g.abs() / peak
+    return torch.where(hit, torch.sign(g) * peak, torch.zeros((), device=g.device))
+
+
+def ternary_gradient_unbiased(g: torch.Tensor, seed: int | None = None) -> torch.Tensor:
+    """An estimate of g with mean g that takes three values a row (of the last dimension), in g's shape and dtype.
+
+    a = max |g| of the row; each element becomes sign(g)*a with probability |g|/a, else 0. A row of zeros stays so; one
+    that is not finite becomes NaN. The chance hashes (seed, flat index); seed None draws one from torch. With seed =
+    `formats.stream_seed(step's seed, STREAM_PULSE)` it is the pulse that `counter_update_` makes of a whole gradient.
+    TypeError unless g is a tensor of floats.
+    """
+    if not isinstance(g, torch.Tensor) or not g.is_floating_point():
+        raise TypeError(f"expected g as a tensor of floats, got {g.dtype if isinstance(g, torch.Tensor) else type(g)}")
+    if seed is None:
+        seed = int(torch.randint(0, 2**32, (), device="cpu"))
+    if g.numel() == 0:
+        return g.clone()
+    rows = (g if g.ndim else g[None]).detach().to(torch.float32)
+    index = torch.arange(g.numel(), device=g.device).reshape(rows.shape)
+    finite = torch.isfinite(rows).all(dim=-1, keepdim=True)
+    pulse = torch.where(finite, pulse_of(rows, seed, index), torch.full((), float("nan"), device=g.device))
+    return pulse.reshape(g.shape).to(g.dtype)
 
 
 def weight_to_counter_state(

@@ -3,25 +3,31 @@
 With everything in float32 and each operation rounded by itself, per row o of n columns:
 
     S(x)   = sum in the one order: 1024 lanes, element j in lane j mod 1024, ascending, then halved 512, 256 ... 1
-    g_sq   = S(g*g) / n;   v' = rms_beta*v + (1 - rms_beta)*g_sq
+    g_sq   = S(g*g) / n, or what is given (rms_mode "proxy");   v' = rms_beta*v + (1 - rms_beta)*g_sq
     denom  = max(sqrt(v' or, lagged, v), rms_eps), or 1 without RMS
     clip   : denom /= min(1, clip / max(sqrt(g_sq*n)/denom, 1e-30))
-    grad_s = S(g*t) * (1/sqrt(n));   s' = clamp(s - lr_scale*grad_s, 1e-5, 10)
-    k = (lr/denom)*(C/s');   r = s/s';   val = clamp(c*r - g*k, -4C, 4C)
-    cc = floor(val) + (uniform01(seed ^ inner(index)) < val - floor(val))
+    grad_s = S(g*t) * (1/sqrt(n)), divided by denom with clipped_scale;   s' = clamp(s - lr_scale*grad_s, 1e-5, 10)
+    pulse  : p = g, or (pulse_mode "ternary") a = max |g|, p = sign(g)*a where uniform01(seed_2 ^ inner) < |g|/a, else 0
+    eager  : k = (lr/denom)*(C/s');  r = s/s';  val = c*r - p*k
+    lazy   : k = (lr/denom)*(C/s);  r = s_base/s;  y = c*r;  c1 = floor(y) + (uniform01(seed_1 ^ inner) < y - floor(y));
+             val = c1 - p*k;  s_base' = s
+    cc = floor(val) + (uniform01(seed ^ inner) < val - floor(val)), with val clamped to +-4C
     carry = trunc(cc/C);  t' = clamp(t + carry, -1, 1);  c' = cc - carry*C, or sign(cc)*(C-1) where the clamp was active
 
-A row whose sum of squares is not finite stays as it is and is counted.
+inner hashes the element's index in the layer, seed_n is `formats.stream_seed(seed, n)`. A clipped gradient makes the
+clipped pulse: the division by denom is in k. A row whose sum of squares or given g_sq is not finite stays as it is and
+is counted; so does a lazy one whose k or r is not (scales that no update leaves behind).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
-from memtrain_cl.formats import LANES, CounterRule
-from memtrain_cl.reference.codes import decode_state, encode_state, hash_u32, uniform01
+from memtrain_cl.formats import LANES, STREAM_PULSE, STREAM_REBASE, CounterRule, stream_seed
+from memtrain_cl.reference.codes import decode_state, encode_state, hash_index, pulse_of, uniform01
 
 
 def pack_codes(codes: torch.Tensor) -> torch.Tensor:
@@ -97,6 +103,66 @@ def _sqrt(values: torch.Tensor) -> torch.Tensor:
     return torch.sqrt(values.to(torch.float64)).to(torch.float32)
 
 
+@dataclass
+class _RowSteps:
+    """What the elements of each row need, [rows] each: k, r, the scale and moment to come, and which rows change."""
+
+    k: torch.Tensor
+    r: torch.Tensor
+    scale: torch.Tensor
+    v: torch.Tensor | None
+    keep: torch.Tensor
+
+
+def _row_steps(
+    rule: CounterRule,
+    n: int,
+    lr: torch.Tensor,
+    sums: tuple[torch.Tensor, torch.Tensor],
+    s: torch.Tensor,
+    v: torch.Tensor | None,
+    s_base: torch.Tensor | None,
+    given: torch.Tensor | None,
+) -> _RowSteps:
+    """sums: S(g*g) and S(g*t). s, v, s_base: the rows' old values. given: g_sq of rms_mode "proxy"."""
+    sum_sq, sum_gt = sums
+    count = _float32(n)
+    keep = torch.isfinite(sum_sq)
+    g_sq = sum_sq / count
+    if given is not None:
+        g_sq = given
+        keep = keep & torch.isfinite(g_sq) & (g_sq >= 0)
+    denom = torch.ones_like(s)
+    if v is not None:
+        v_new = _float32(rule.rms_beta) * v + _float32(1.0 - rule.rms_beta) * g_sq
+        denom = torch.maximum(_sqrt(v if rule.rms_mode == "lagged" else v_new), _float32(rule.rms_eps))
+        v = v_new
+    if rule.clip > 0:
+        norm = _sqrt(g_sq * count) / denom
+        denom = denom / torch.minimum(torch.tensor(1.0), _float32(rule.clip) / torch.maximum(norm, _float32(1e-30)))
+    grad_s = sum_gt * _float32(1.0 / math.sqrt(n))
+    if rule.clipped_scale:
+        grad_s = grad_s / denom
+    s_new = torch.clamp(s - _float32(rule.lr_scale) * grad_s, 1e-5, 10.0)
+    k = (lr / denom) * (_float32(rule.C) / (s_new if s_base is None else s))
+    r = s / s_new if s_base is None else s_base / s
+    if s_base is not None:
+        keep = keep & torch.isfinite(k) & torch.isfinite(_float32(rule.C) * r)
+    return _RowSteps(k, r, s_new, v, keep)
+
+
+def _round(x: torch.Tensor, seed: int, inner: torch.Tensor) -> torch.Tensor:
+    floor = torch.floor(x)
+    return floor + (uniform01(seed ^ inner) < x - floor).to(torch.float32)
+
+
+def _require_rows(name: str, tensor: torch.Tensor | None, out: int, why: str) -> torch.Tensor:
+    if tensor is None or tensor.dtype != torch.float32 or tensor.shape != (out, 1):
+        got = "None" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+        raise ValueError(f"expected {name} float32 [{out}, 1] for {why}, got {got}")
+    return tensor
+
+
 def counter_update_(
     state: torch.Tensor,
     scale: torch.Tensor,
@@ -108,52 +174,58 @@ def counter_update_(
     seed: int,
     row_offset: int = 0,
     index_base: int | None = None,
+    s_base: torch.Tensor | None = None,
+    g_sq: torch.Tensor | None = None,
 ) -> None:
     """One update in place of rows row_offset .. row_offset+R of a layer, from grad_w float32 [R, in].
 
     state uint8 [out, in] or packed [out, in/4*3]; scale, v float32 [out, 1] (v None without RMS); totals int64 [3]
     gains the counters moved, the ternary weights changed, the rows skipped. seed: the step's, uint32. index_base: the
-    index of the tile's first element in the layer (row_offset*in by default), which the rounding hashes.
+    index of the tile's first element in the layer (row_offset*in by default), which the rounding hashes. s_base float32
+    [out, 1]: the scale that the counters are calibrated to, read and written by the lazy rebase alone. g_sq float32
+    [out, 1]: the layer's estimates for rms_mode "proxy" (`proxy_moments`), None in other modes. ValueError when one of
+    the last two is missing.
     """
     rows, n = grad_w.shape
-    C = rule.C
+    C, out = rule.C, state.shape[0]
+    lazy = _require_rows("s_base", s_base, out, "scale_rebase='lazy'") if rule.scale_rebase == "lazy" else None
+    given = _require_rows("g_sq", g_sq, out, "rms_mode='proxy'") if rule.rms_mode == "proxy" else None
     tile = slice(row_offset, row_offset + rows)
     t, c = (part.to(torch.float32) for part in decode_state(_codes(state[tile], n, rule.packed), C))
-    s = scale[tile, 0]
-    count = _float32(n)
+    s = scale[tile, 0].clone()
+    step = _row_steps(
+        rule,
+        n,
+        _float32(rule.lr),
+        (lane_sum(grad_w * grad_w), lane_sum(grad_w * t)),
+        s,
+        v[tile, 0] if rule.use_rms and v is not None else None,
+        None if lazy is None else lazy[tile, 0],
+        None if given is None else given[tile, 0],
+    )
 
-    sum_sq = lane_sum(grad_w * grad_w)
-    g_sq = sum_sq / count
-    denom = torch.ones(rows)
-    v_new = None
-    if rule.use_rms and v is not None:
-        v_new = _float32(rule.rms_beta) * v[tile, 0] + _float32(1.0 - rule.rms_beta) * g_sq
-        denom = torch.maximum(_sqrt(v[tile, 0] if rule.rms_mode == "lagged" else v_new), _float32(rule.rms_eps))
-    if rule.clip > 0:
-        norm = _sqrt(g_sq * count) / denom
-        denom = denom / torch.minimum(torch.tensor(1.0), _float32(rule.clip) / torch.maximum(norm, _float32(1e-30)))
-    grad_s = lane_sum(grad_w * t) * _float32(1.0 / math.sqrt(n))
-    if rule.clipped_scale:
-        grad_s = grad_s / denom
-    s_new = torch.clamp(s - _float32(rule.lr_scale) * grad_s, 1e-5, 10.0)
-
-    k = (_float32(rule.lr) / denom) * (_float32(C) / s_new)
-    r = s / s_new
-    val = (c * r[:, None] - grad_w * k[:, None]).clamp(-4.0 * C, 4.0 * C)
     first = row_offset * n if index_base is None else index_base
     index = first + torch.arange(rows * n).reshape(rows, n)
-    inner = hash_u32((index & 0xFFFFFFFF) ^ hash_u32(index >> 32))
-    floor = torch.floor(val)
-    cc = floor + (uniform01(seed ^ inner) < val - floor).to(torch.float32)
+    inner = hash_index(index)
+    pulse = grad_w
+    if rule.pulse_mode == "ternary":
+        pulse = pulse_of(grad_w, stream_seed(seed, STREAM_PULSE), index)
+    rebased = c * step.r[:, None]
+    if lazy is not None:
+        rebased = _round(rebased, stream_seed(seed, STREAM_REBASE), inner)
+    val = (rebased - pulse * step.k[:, None]).clamp(-4.0 * C, 4.0 * C)
+    cc = _round(val, seed, inner)
     t_new, c_new = _transition(t, cc, C)
 
-    keep = torch.isfinite(sum_sq)
+    keep = step.keep
     codes = encode_state(t_new[keep].to(torch.int16), c_new[keep].to(torch.int16), C)
     at = torch.nonzero(keep)[:, 0] + row_offset
     state[at] = pack_codes(codes) if rule.packed else codes
-    scale[at, 0] = s_new[keep]
-    if v_new is not None and v is not None:
-        v[at, 0] = v_new[keep]
+    scale[at, 0] = step.scale[keep]
+    if step.v is not None and v is not None:
+        v[at, 0] = step.v[keep]
+    if lazy is not None:
+        lazy[at, 0] = s[keep]
     totals += torch.stack([(cc != c)[keep].sum(), (t_new != t)[keep].sum(), (~keep).sum()])
 
 
