@@ -3,6 +3,7 @@
 FAULT_INDEX = 1        # value: the index, limit: the size
 FAULT_PROBABILITY = 2  # value: the row
 FAULT_EMPTY = 3        # value: the row whose probabilities are all 0
+FAULT_ROW = 4          # value: the row that is not finite
 %>
 // The first report stays.
 inline void report(volatile __global long *faults, const int kind, const long value, const long limit) {

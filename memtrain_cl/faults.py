@@ -1,4 +1,5 @@
-"""Faults that kernels find in their data: an index outside its dimension, a probability that is none.
+"""Faults that kernels find in their data: an index outside its dimension, a probability that is none, a row to be saved
+in few bits that is not finite.
 
 A kernel cannot raise, and asking it whether it would have means waiting for it. So it writes the first fault into a
 small buffer of its device (kernels/_faults.cl), goes on with a value that touches no memory but its own, and whoever
@@ -15,7 +16,7 @@ from memtrain_cl.array import DeviceArray, from_numpy
 from memtrain_cl.device import Device
 from memtrain_cl.runtimes import import_pyopencl
 
-_INDEX, _PROBABILITY, _EMPTY = 1, 2, 3
+_INDEX, _PROBABILITY, _EMPTY, _ROW = 1, 2, 3, 4
 
 
 @dataclass
@@ -38,7 +39,8 @@ def faults_of(device: Device) -> DeviceArray:
 def raise_pending(device: Device) -> None:
     """Wait for the device and raise what its kernels found wrong since the last call; costs nothing if none could.
 
-    IndexError for an index outside its dimension, RuntimeError for probabilities that are none.
+    IndexError for an index outside its dimension, RuntimeError for probabilities that are none, ValueError for a row
+    that cannot be saved in few bits.
     """
     found: _Faults | None = device.kept.get("faults")
     if found is None or not found.launched:
@@ -55,4 +57,11 @@ def raise_pending(device: Device) -> None:
         )
     if kind == _PROBABILITY:
         raise RuntimeError(f"probability tensor contains either `inf`, `nan` or element < 0 (in row {value})")
+    if kind == _ROW:
+        raise ValueError(row_not_finite(value))
     raise RuntimeError(f"invalid multinomial distribution (sum of probabilities <= 0) (in row {value})")
+
+
+def row_not_finite(row: int) -> str:
+    """What is said of a row that cannot be saved in few bits."""
+    return f"expected finite numbers to save in few bits, got inf, nan or a magnitude beyond all scales in row {row}"

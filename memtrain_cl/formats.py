@@ -4,6 +4,11 @@ Counter codes
     A weight is the pair (t, c) with t in {-1, 0, +1} and c in {-(C-1) .. C-1}; its code is
     ``(t+1)*(2C-1) + (c + C-1)``, an integer in ``0 .. 3(2C-1)-1`` kept in uint8. Codes of 6 bits (C <= 11) pack four
     into three bytes, little end first: the 24-bit little-endian number ``c0 | c1<<6 | c2<<12 | c3<<18``.
+
+Codes of rows in few bits
+    A row of numbers is a scale and integers in ``-levels .. levels``, levels = 2^(bits-1) - 1, bits from 2 to 15: int8
+    to 8 bits, int16 beyond. Codes of at most 4 bits pack two into a byte, ``lo | hi<<4``, each as code + 8; the last
+    of an odd count has the code -8 beside it.
 """
 
 from __future__ import annotations
@@ -72,6 +77,23 @@ def packed_row_bytes(in_features: int) -> int:
 def state_row_bytes(in_features: int, *, packed: bool) -> int:
     """Bytes of one row of counter state in either storage."""
     return packed_row_bytes(in_features) if packed else in_features
+
+
+def check_bits(bits: Any) -> int:
+    """The bits of a code as an int; ValueError unless an integer in 2..15."""
+    if isinstance(bits, bool) or not isinstance(bits, numbers.Integral) or not 2 <= int(bits) <= 15:
+        raise ValueError(f"expected bits as an integer in 2..15, got {bits!r}")
+    return int(bits)
+
+
+def code_levels(bits: int) -> int:
+    """The largest code of so many bits, 2^(bits-1) - 1."""
+    return (1 << bits - 1) - 1
+
+
+def effective_bits(bits: float, row_len: int, scale_bits: float = 16) -> float:
+    """Bits an element costs with its share of the row's scale: bits + scale_bits/row_len."""
+    return bits + scale_bits / row_len
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from memtrain_cl.ops.counter import (
 from memtrain_cl.ops.matmul_counter import counter_backward_, counter_forward, counter_grad_input, grad_weight
 from memtrain_cl.ops.proxy import proxy_moments
 from memtrain_cl.ops.stochastic import quantize_int8
+from memtrain_cl.ops.stochastic import quantize_int8
 
 __all__ = [
     "counter_backward_",
@@ -22,6 +23,7 @@ __all__ = [
     "grad_weight",
     "pack_codes",
     "proxy_moments",
+    "quantize_int8",
     "quantize_int8",
     "row_statistics",
     "unpack_codes",

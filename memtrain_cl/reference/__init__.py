@@ -23,6 +23,7 @@ from memtrain_cl.reference.counter import (
 from memtrain_cl.reference.matmul import counter_backward_, counter_forward, counter_grad_input, grad_weight
 from memtrain_cl.reference.proxy import proxy_moments
 from memtrain_cl.reference.stochastic import quantize_int8
+from memtrain_cl.reference.stochastic import quantize_int8
 
 __all__ = [
     "counter_backward_",
@@ -37,6 +38,7 @@ __all__ = [
     "hash_u32",
     "pack_codes",
     "proxy_moments",
+    "quantize_int8",
     "quantize_int8",
     "row_statistics",
     "stochastic_round",

@@ -1,0 +1,159 @@
+// Kernels of kernels/stochastic.cl over rows that are contiguous. Each of `spans` is a part of a row, `n` elements but for a row's last:
+// `splits` spans a row of `length`. A row at once is a span. GPU: LANES work-items share a span; CPU: a work-item takes `per` spans.
+<%
+READS = "dequantize" not in NAME
+SCANS = NAME in ("quantize_rows", "absmax_rows")
+WRITES = NAME in ("quantize_rows", "scaled_rows")
+CODE = {"int8": "char", "int16": "short", "int4": "uchar"}[CODES]
+ARGUMENTS = {
+    "quantize_rows": f"{SOURCE}, {FACTORS}__global {CODE} *codes, {SCALES}",
+    "absmax_rows": f"{SOURCE}, {FACTORS}__global uint *parts",
+    "scaled_rows": f"{SOURCE}, {FACTORS}__global {CODE} *codes, const {SCALES}",
+    "dequantize_rows": f"const __global {CODE} *codes, const {SCALES}, __global {stored(X)} *y",
+}[NAME]
+CHANCE = ", const float levels, const uint seed" if WRITES else ""
+
+def values(j, left):
+    v = f"load_left_{X}(source + {j}, {left}, 0.0f)"
+    return f"{v} * load_left_float32(multiplier + begin + {j}, {left}, 0.0f)" if MULTIPLIED else v
+%>
+<%def name="span_begins()">
+        const size_t row = span / splits;
+        const uint begin = (uint)(span - row * splits) * n;
+        const uint count = min(n, length - begin);
+        const ulong at = row * length + begin;
+% if READS:
+        const __global ${stored(X)} *source = x + x0 + at;
+% endif
+</%def>
+<%def name="put(v, j, left)">
+% if WRITES:
+                put_codes(codes, at + ${j}, ${left}, codes_of(${v}, divisor, least, heads_at(at + ${j}), mixed, levels));
+% else:
+                store_left_${X}(y + at + ${j}, ${left}, take_codes(codes, at + ${j}, ${left}) * own_scale);
+% endif
+</%def>
+<%def name="scale_known()">
+% if WRITES:
+        const vec divisor = (vec)(divisor_of(own_scale));
+        const uint${WIDTH} least = (uint${WIDTH})(least_of(own_scale));
+        const uint mixed = seed ^ seed >> 16;
+% endif
+</%def>
+% if GPU:
+<% STAGE = first_stage(LANES) %>
+// The largest value of a row's work-items, in all of them.
+inline uint lanes_max(uint value, __local uint *own, uint lane) {
+    own[lane] = value;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < ${STAGE}) {
+        uint most = own[lane];
+        #pragma unroll
+        for (uint i = 1; i < ${LANES // STAGE}; i++) most = max(most, own[lane + ${STAGE} * i]);
+        own[${LANES} + lane] = most;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    uint most = own[${LANES}];
+    #pragma unroll
+    for (uint i = 1; i < ${STAGE}; i++) most = max(most, own[${LANES} + i]);
+    return most;
+}
+
+__kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
+void ${NAME}(${ARGUMENTS}, const uint n, const uint spans, const uint per, const uint splits, const uint length${CHANCE}${FAULTS}) {
+    const uint lane = get_local_id(0) % ${LANES};
+    const uint slot = get_local_id(0) / ${LANES};
+    const size_t span = (size_t)get_group_id(0) * ${SLOTS} + slot;
+    // For the sake of the barriers no work-item leaves before them.
+    const uint within = span < spans;
+% if SCANS:
+    __local uint scratch[${SLOTS * (LANES + STAGE)}];
+    uint4 most_4 = (uint4)(0);
+% endif
+    ${span_begins()}
+    const uint units = within ? (count - 1) / 4 + 1 : 0;
+% if SCANS:
+% if HELD and WRITES:
+    vec held[${HELD}];
+    #pragma unroll
+    for (uint k = 0; k < ${HELD}; k++) {
+        const uint j = 4 * (lane + k * ${LANES});
+        held[k] = (vec)(0.0f);
+        if (lane + k * ${LANES} < units) held[k] = ${values("j", "count - j")};
+    }
+    #pragma unroll
+    for (uint k = 0; k < ${HELD}; k++) most_4 = max(most_4, magnitudes(held[k]));
+% else:
+    for (uint unit = lane; unit < units; unit += ${LANES}) {
+        most_4 = max(most_4, magnitudes(${values("4 * unit", "count - 4 * unit")}));
+    }
+% endif
+    const uint most = lanes_max(highest(most_4), scratch + slot * ${LANES + STAGE}, lane);
+% endif
+% if NAME == "absmax_rows":
+    if (lane == 0 && within) parts[span] = most;
+% else:
+% if SCANS:
+    const float own_scale = scale_of(most, levels);
+    if (lane == 0 && within) {
+            ${put_scale("row", "row")}
+    }
+% else:
+    const float own_scale = within ? ${load(SCALE, "scale", "row")} : 0.0f;
+% endif
+    ${scale_known()}
+% if HELD and SCANS:
+    #pragma unroll
+    for (uint k = 0; k < ${HELD}; k++) {
+        const uint j = 4 * (lane + k * ${LANES});
+        if (lane + k * ${LANES} < units) {
+            ${put("held[k]", "j", "count - j")}
+        }
+    }
+% else:
+    for (uint unit = lane; unit < units; unit += ${LANES}) {
+        ${put(values("4 * unit", "count - 4 * unit"), "4 * unit", "count - 4 * unit")}
+    }
+% endif
+% endif
+}
+% else:
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void ${NAME}(${ARGUMENTS}, const uint n, const uint spans, const uint per, const uint splits, const uint length${CHANCE}${FAULTS}) {
+    const size_t first = get_global_id(0) * (size_t)per;
+    const size_t last = min(first + per, (size_t)spans);
+    for (size_t span = first; span < last; span++) {
+        ${span_begins()}
+        const uint full = count / 8 * 8;
+% if SCANS:
+        // Four, because each waits for the one before it.
+        uint8 most_8[4] = {(uint8)(0), (uint8)(0), (uint8)(0), (uint8)(0)};
+        uint j = 0;
+        for (; j + 32 <= full; j += 32) {
+% for i in range(4):
+            most_8[${i}] = max(most_8[${i}], magnitudes(${values(f"j + {8 * i}", "8")}));
+% endfor
+        }
+        for (; j < count; j += 8) most_8[0] = max(most_8[0], magnitudes(${values("j", "count - j")}));
+        const uint most = highest(max(max(most_8[0], most_8[1]), max(most_8[2], most_8[3])));
+% endif
+% if NAME == "absmax_rows":
+        parts[span] = most;
+% else:
+% if SCANS:
+        const float own_scale = scale_of(most, levels);
+            ${put_scale("row", "row")}
+% else:
+        const float own_scale = ${load(SCALE, "scale", "row")};
+% endif
+        ${scale_known()}
+        for (uint i = 0; i < full; i += 8) {
+            ${put(values("i", "8"), "i", "8")}
+        }
+        if (full < count) {
+            ${put(values("full", "count - full"), "full", "count - full")}
+        }
+% endif
+    }
+}
+% endif
