@@ -41,13 +41,6 @@ def eight_of(e):
     codes = f"cc_load_8(row{e} + (k0 + k) / 4 * 3)" if PACKED else f"convert_uint8(vload8(0, row{e} + k0 + k))"
     return f"code_ternary_8(convert_float8(as_int8({codes})) - {3 * C - 2}.0f)"
 
-# Lanes of two vectors by name, two neighbours at a time: Oclgrind faults on what becomes of v.s01 and v.lo.
-def lanes(one, other, first, second, narrow=False):
-    pairs = [(one, first), (one, second), (other, first), (other, second)]
-    if not narrow:
-        pairs = [(one, first), (other, first), (one, second), (other, second)]
-    return ", ".join(f"{name}.s{at + i}" for name, at in pairs for i in (0, 1))
-
 def one_of(e):
     if DENSE:
         return f"right_1(row{e}, k)"
@@ -107,22 +100,10 @@ inline void fill_panel(${PANEL_SPACE} float *panel, const __global ${RIGHT_STORE
 % endfor
         uint k = 0;
         for (; k + 8 <= kb; k += 8) {
-            // Eight rows of eight are transposed in three rounds: of pairs, of pairs of pairs, of halves.
 % for e in range(8):
             const float8 a${e} = ${eight_of(e)};
 % endfor
-% for e in range(0, 8, 2):
-            const float8 b${e} = (float8)(${", ".join(f"a{e}.s{i}, a{e + 1}.s{i}" for i in (0, 1, 4, 5))});
-            const float8 b${e + 1} = (float8)(${", ".join(f"a{e}.s{i}, a{e + 1}.s{i}" for i in (2, 3, 6, 7))});
-% endfor
-% for e in (0, 1, 4, 5):
-            const float8 c${2 * e - e // 4 * 4} = (float8)(${lanes(f"b{e}", f"b{e + 2}", 0, 4)});
-            const float8 c${2 * e - e // 4 * 4 + 1} = (float8)(${lanes(f"b{e}", f"b{e + 2}", 2, 6)});
-% endfor
-% for e in range(4):
-            vstore8((float8)(${lanes(f"c{e}", f"c{e + 4}", 0, 2, narrow=True)}), 0, panel + PANEL * (k + ${e}) + j);
-            vstore8((float8)(${lanes(f"c{e}", f"c{e + 4}", 4, 6, narrow=True)}), 0, panel + PANEL * (k + ${e + 4}) + j);
-% endfor
+            ${transpose_8("float8", lambda e, row: f"vstore8({row}, 0, panel + PANEL * (k + {e}) + j)")}
         }
         for (; k < kb; k++) {
 % for e in range(8):

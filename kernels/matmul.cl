@@ -22,6 +22,7 @@
 #include "_types.cl"
 #include "_code6.cl"
 #include "_counter_state.cl"
+#include "_transpose.cl"
 
 <%
 DENSE = RIGHT not in ("counter", "counter_t")
