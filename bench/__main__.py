@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import aten, attention, counter, matmul, model, sharing, train
+from bench import aten, attention, counter, matmul, model, sharing
 from bench.harness import Bench
 from memtrain_cl.device import get_device, use_device
 
@@ -16,7 +16,6 @@ FAMILIES = {
     "matmul": matmul.run,
     "model": model.run,
     "sharing": sharing.run,
-    "train": train.run,
 }
 
 

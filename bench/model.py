@@ -1,8 +1,9 @@
 """A training step of the demo model on "opencl" beside torch's own device: time, and the most memory held.
 
-    python -m bench.model --device opencl:0|cpu|cuda [--linear dense|counter] [--large]   one measurement, as JSON
+    python -m bench.model --device opencl:0|cpu|cuda [--linear dense|counter|reference] [--large]   one, as JSON
 
-Each side is measured in a process of its own, in turn: torch's engine runs one accelerator a process.
+Each side is measured in a process of its own, in turn: torch's engine runs one accelerator a process. "reference" are
+counter layers as plain torch would compute them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bench.harness import Bench, Row
 from memtrain_cl.lm.config import ModelConfig, TrainConfig
 
 WARM = 3
-#: The issue's size for GPUs: dim 768, 12 layers, 16 x 512 tokens.
+#: The size for GPUs: dim 768, 12 layers, 16 x 512 tokens.
 LARGE = {"layers": 12, "dim": 768, "heads": 12, "seq": 512, "batch": 16}
 
 
@@ -28,6 +29,7 @@ def measure(device: str, linear: str, large: bool, steps: int) -> dict[str, Any]
     """Median seconds of a step after the warm-up, and the device's peak of allocated bytes (None on the host)."""
     import torch
 
+    from memtrain_cl import reference
     from memtrain_cl.lm.data import load_corpus
     from memtrain_cl.lm.trainer import Trainer
 
@@ -38,8 +40,9 @@ def measure(device: str, linear: str, large: bool, steps: int) -> dict[str, Any]
         strict()
     sizes = {**(LARGE if large else {})}
     batch = sizes.pop("batch", TrainConfig().batch)
-    config = TrainConfig(model=ModelConfig(linear=linear, **sizes), batch=batch)
-    trainer = Trainer(config, load_corpus(config.text, config.model.seq), None, device)
+    kind, room = ("counter", reference) if linear == "reference" else (linear, None)
+    config = TrainConfig(model=ModelConfig(linear=kind, **sizes), batch=batch)
+    trainer = Trainer(config, load_corpus(config.text, config.model.seq), room, device)
     module: Any = getattr(torch, device.partition(":")[0], None)
     times, losses = [], []
     for step in range(WARM + steps):
@@ -79,32 +82,32 @@ def run(bench: Bench) -> None:
     import torch
 
     large = bench.events
-    peer = "cuda" if torch.cuda.is_available() else "cpu"
-    if large and peer == "cpu":
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    if large and place == "cpu":
         return  # no peer on this machine finishes a step of that size
     turns, steps = (1, 10) if large else (3, 8)
+    sides = [("opencl:0", "dense"), ("opencl:0", "counter"), (place, "dense")]
+    sides += [] if large else [(place, "reference")]
+    # In turn, so that a busy machine slows all alike.
+    results = [[_child(*side, large, steps) for side in sides] for _ in range(turns)]
+    of = {side: [turn[i] for turn in results] for i, side in enumerate(sides)}
+    us = {side: statistics.median(result["seconds"] for result in found) * 1e6 for side, found in of.items()}
+    names = {"dense": f"torch {place} float32, dense", "reference": "counter layers in plain torch"}
     for linear in ("dense", "counter"):
-        own, other = [], []
-        for _ in range(turns):
-            own.append(_child("opencl:0", linear, large, steps))
-            if linear == "dense":
-                other.append(_child(peer, linear, large, steps))
-        seconds = statistics.median(result["seconds"] for result in own)
-        tokens = own[0]["tokens"]
-        peers, memory = (
-            {},
-            f"peak {own[0]['peak_bytes'] / 2**20:.0f} MiB, reserved {own[0]['reserved_bytes'] / 2**20:.0f}",
-        )
+        own = of["opencl:0", linear][0]
+        memory = f"peak {own['peak_bytes'] / 2**20:.0f} MiB, reserved {own['reserved_bytes'] / 2**20:.0f}"
+        peers = {names[kind]: us[place, kind] for at, kind in sides if at == place}
         error = "checked by the tests"
-        if other:
-            peers[f"torch {peer} float32"] = statistics.median(result["seconds"] for result in other) * 1e6
-            apart = max(abs(a / b - 1) for a, b in zip(own[0]["losses"], other[0]["losses"], strict=True))
+        if linear == "dense":
+            other = of[place, "dense"][0]
+            apart = max(abs(a / b - 1) for a, b in zip(own["losses"], other["losses"], strict=True))
             error = f"losses differ by {apart:.1e}"
-            if other[0]["peak_bytes"]:
-                memory += f"; torch {peer} {other[0]['peak_bytes'] / 2**20:.0f} MiB"
+            if other["peak_bytes"]:
+                memory += f"; torch {place} {other['peak_bytes'] / 2**20:.0f} MiB"
         size = "12 x 768, 16 x 512 tokens" if large else "the default size"
-        name = f"step, {linear} linears, {size} ({tokens / seconds:.0f} tokens/s; {memory})"
-        bench.add(Row("model", name, seconds * 1e6, error=error, peers=peers))
+        rate = own["tokens"] / us["opencl:0", linear] * 1e6
+        name = f"step, {linear} linears, {size} ({rate:.0f} tokens/s; {memory})"
+        bench.add(Row("model", name, us["opencl:0", linear], error=error, peers=peers))
 
 
 def main() -> None:
