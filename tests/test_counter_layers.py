@@ -64,7 +64,19 @@ OUT_OF_RANGE: list[tuple[str, list[Any], str]] = [
     ("local_grad_clip", [-1.0, float("nan")], "clip as a finite number >= 0"),
     ("rms_beta", [1.0, -0.1, float("nan")], r"rms_beta in \[0, 1\)"),
     ("rms_eps", [0.0, -1.0, 1e-38, float("inf")], "rms_eps as a finite number >= 1e-12"),
-    ("rms_mode", ["proxy", "", None], "rms_mode 'exact' or 'lagged'"),
+    ("use_rms", [0, None, "yes"], "use_rms as True or False"),
+    ("rms_mode", ["mean", "", None], "rms_mode as one of exact, lagged, proxy"),
+    ("scale_rebase", ["never", None], "scale_rebase as one of eager, lazy"),
+    ("pulse_mode", ["pulse", None], "pulse_mode as one of direct, ternary"),
+    ("act_save_bits", [1, 16, -4, 4.0, True, None], r"act_save_bits as 0 or an integer in 2\.\.15"),
+    ("decimate_updates", [1, None], "decimate_updates as True or False"),
+    ("cache_mode", ["int4", None], "cache_mode as one of none, int8, fp16"),
+    ("cache_patch", ["some", None], "cache_patch as one of full, flip"),
+    ("update_compute", ["fp16", None], "update_compute as one of fp, int8"),
+    ("forward_compute", ["fp16", None], "forward_compute as one of fp, int8"),
+    ("accumulate", [0, -1, 2.0, True, None], "accumulate as an integer >= 1"),
+    ("reuse", [1, None], "reuse as True or False"),
+    ("update_from_io", [1, "auto"], "update_from_io as True, False or None"),
 ]
 
 
@@ -85,7 +97,16 @@ def test_widths_and_options_that_do_not_exist() -> None:
         CompactCounterLinear(6, 4, rms_beta=0.9)  # type: ignore[call-arg]
 
 
-def test_assigned_options_are_checked_before_the_forward(device: Device) -> None:
+def test_a_wrong_option_is_refused_when_it_is_assigned() -> None:
+    layer = make(ops=reference)
+    before = layer.hyper()
+    for name, value in (("accumulate", 0), ("cache_mode", "fp8"), ("decimate_updates", 2), ("rms_mode", "")):
+        with pytest.raises(ValueError, match=f"expected {name}"):
+            setattr(layer, name, value)
+    assert layer.hyper() == before
+
+
+def test_assigned_rates_are_checked_before_the_forward(device: Device) -> None:
     layer = make()
     layer.lr = -1.0
     with pytest.raises(ValueError, match="lr as a finite"):

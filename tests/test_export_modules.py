@@ -176,7 +176,7 @@ def test_a_module_that_does_not_fit_is_refused_and_unchanged(tmp_path: Path, oth
     ("options", "message"),
     [
         ({"lr": "fast"}, r"'head': expected lr .* got 'fast' in the file"),
-        ({"rms_mode": "proxy"}, "'head': expected rms_mode"),
+        ({"rms_mode": "mean"}, "'head': expected rms_mode"),
         ({"tile_rows": -1}, "'head': expected tile_rows"),
         ({"pulse": 1}, r"'head': expected options of .* got \['pulse'\]"),
     ],

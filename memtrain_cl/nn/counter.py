@@ -8,20 +8,34 @@ No master weight, no gradient and no optimizer state beside the packed codes and
 
 from __future__ import annotations
 
-import importlib
 import math
 import numbers
-import weakref
-from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from memtrain_cl.formats import C_DEFAULT, CounterRule, check_c, code_count, packed_row_bytes
-from memtrain_cl.nn.function import CounterLinearFunction, ForwardToken, rows_of, shaped_like
-from memtrain_cl.nn.live import LiveBuffers
-from memtrain_cl.reference.codes import decode_state, encode_state, hash_u32
+from memtrain_cl.formats import (
+    C_DEFAULT,
+    RMS_MODES,
+    SCALE_REBASES,
+    STREAM_INPUT,
+    CounterRule,
+    check_c,
+    packed_row_bytes,
+    stream_seed,
+)
+from memtrain_cl.nn import step
+from memtrain_cl.nn.accumulation import GradientSum
+from memtrain_cl.nn.averaging import Replicas, replicas_of
+from memtrain_cl.nn.cache import TernaryCache
+from memtrain_cl.nn.dense import FromDense
+from memtrain_cl.nn.function import CounterLinearFunction, rows_of, shaped_like
+from memtrain_cl.nn.options import Option, at_least, flag, one_of
+from memtrain_cl.nn.saving import SavedState
+from memtrain_cl.nn.uses import Use, Uses, in_backward
+from memtrain_cl.reference.codes import encode_state, hash_u32
+from memtrain_cl.reference.counter import pack_codes
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -32,18 +46,22 @@ def _default_ops() -> ModuleType:
     return ops
 
 
-def _size(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(f"expected {name} as an integer >= 1, got {value!r}")
-    return int(value)
-
-
-class CompactCounterLinear(LiveBuffers):
+class CompactCounterLinear(FromDense, SavedState):
     """A ternary linear layer trained as counters, without row moments; one uint8 code a weight.
 
     in_features, out_features: sizes.   C: carry radix, 1..43.   lr: step size of the counter in units of the scale.
     lr_scale: step size of the row scales.   init_gain: factor on the initial scale sqrt(3/(2*in)).   tile_rows: rows of
     the weight's gradient alive at once, 0 for all.   local_grad_clip: bound of a row's gradient norm, 0 for none.
+    pulse_mode: "direct" drives the counters by the gradient, "ternary" by an unbiased ternary estimate of it.
+    act_save_bits: bits of the input's copy that backward works with, 2..15, stochastically rounded; 0 keeps the input.
+    decimate_updates: update every 1, 2, 4 or 8 steps with as many times the lr, ever rarer as fewer weights change.
+    cache_mode: also keep the ternary weights unpacked, as "fp16" or "int8"; cache_patch: after an update rewrite them
+    all ("full") or the changed ones ("flip").   forward_compute, update_compute: "int8" quantises what meets the
+    weights, or what makes their gradient, and sums exactly.
+    accumulate: backwards whose gradients are summed for one update.   reuse: the layer may be used more than once in a
+    forward; one update follows the last backward of its uses.   Both, and a layer that is used twice in a forward with
+    accumulate, keep the sum as float32 [out, in].
+    update_from_io: form the gradient inside the update's kernel; None: where that saves memory.
     ops: the module of launchers, `memtrain_cl.ops` (OpenCL) by default, or `memtrain_cl.reference` (torch on the host).
     The device is that of the tensors, "opencl" or CUDA's, and the current one for tensors on the host.
 
@@ -52,28 +70,17 @@ class CompactCounterLinear(LiveBuffers):
     Buffers: `state` uint8 [out, in], `scale` float32 [out, 1]. They are live: what is written into them counts at the
     next use, and reading them after an update shows it. `seed` and `step` (ints) place the layer in its stream of
     rounding numbers. Read-outs: `update_events` (counters moved), `weight_flips` (ternary weights changed),
-    `skipped_updates` (rows left alone for a gradient that was not finite), int64 scalars since construction.
+    `skipped_updates` (rows left alone for a gradient that was not finite), `decimation_period`; int64 scalars.
+
+    Where torch.distributed runs more than one process, the gradient is averaged over the ranks of `process_group`
+    (None: all) before the update, and the layers stay equal; `average_gradients = False` leaves each rank to itself.
+    The first averaged update compares the layers, and takes the first rank's seed.
 
     Raises ValueError for options out of range, TypeError for inputs of other types, RuntimeError when a second training
-    forward comes before the backward of the first, or a second backward through one graph. The rule is
-    that of the PyTorch package memory_native, whose checkpoints load here.
+    forward comes before the backward of the first (unless accumulate or reuse), for a second backward through one
+    graph, and for a backward that meets other weights than its forward; nothing has changed then. The rule is that of
+    the PyTorch package memory_native, whose checkpoints load here.
     """
-
-    packed: ClassVar[bool] = False
-    resident: ClassVar[tuple[str, ...]] = ("state", "scale", "counts")
-
-    C: int
-    lr: float
-    lr_scale: float
-    tile_rows: int
-    local_grad_clip: float
-    update_enabled: bool
-    ops: ModuleType
-    seed: int
-    step: int
-    state: torch.Tensor
-    scale: torch.Tensor
-    counts: torch.Tensor
 
     def __init__(
         self,
@@ -86,58 +93,107 @@ class CompactCounterLinear(LiveBuffers):
         init_gain: float = 1.0,
         tile_rows: int = 0,
         local_grad_clip: float = 0.0,
+        pulse_mode: str = "direct",
+        act_save_bits: int = 0,
+        decimate_updates: bool = False,
+        cache_mode: str = "none",
+        cache_patch: str = "full",
+        update_compute: str = "fp",
+        forward_compute: str = "fp",
+        accumulate: int = 1,
+        reuse: bool = False,
+        update_from_io: bool | None = None,
         ops: ModuleType | None = None,
     ) -> None:
         super().__init__()
-        self.in_features = _size("in_features", in_features)
-        self.out_features = _size("out_features", out_features)
+        self.in_features = at_least(1)("in_features", in_features)
+        self.out_features = at_least(1)("out_features", out_features)
         self.C = check_c(C, packed=self.packed)
         if self.packed:
             packed_row_bytes(self.in_features)
-        if isinstance(tile_rows, bool) or not isinstance(tile_rows, numbers.Integral) or tile_rows < 0:
-            raise ValueError(f"expected tile_rows as an integer >= 0, got {tile_rows!r}")
         if not (isinstance(init_gain, numbers.Real) and 0.0 < init_gain < math.inf):
             raise ValueError(f"expected init_gain as a finite number > 0, got {init_gain!r}")
-        self.lr = lr
-        self.lr_scale = lr_scale
         self.init_gain = float(init_gain)
-        self.tile_rows = int(tile_rows)
+        self._rates, self._followed = {"lr": lr, "lr_scale": lr_scale}, None
+        self.tile_rows = tile_rows
         self.local_grad_clip = local_grad_clip
+        self.pulse_mode = pulse_mode
+        self.act_save_bits = act_save_bits
+        self.cache_mode = cache_mode
+        self.cache_patch = cache_patch
+        self.update_compute = update_compute
+        self.forward_compute = forward_compute
+        self.accumulate = accumulate
+        self.reuse = reuse
+        self.update_from_io = update_from_io
         self.update_enabled = True
+        self.average_gradients = True
+        self.process_group = None
         self.ops = ops or _default_ops()
         # Chance is the host's wherever the layer is made, so that a seed gives one layer on every device.
         self.seed = int(torch.randint(0, 1 << 32, (), device="cpu"))
         self.step = 0
-        self._pending: weakref.ref[ForwardToken] | None = None
+        self._uses, self._sum, self._cache, self._agreed = Uses(), GradientSum(), TernaryCache(), False
         self.rule()
+        self.require_possible()
 
         with torch.device("cpu"):
             t = torch.randint(-1, 2, (self.out_features, self.in_features), dtype=torch.int16)
             codes = encode_state(t, torch.zeros_like(t), self.C)
-            state = self._pack(codes) if self.packed else codes
+            # The oracle packs: a layer must be constructible before any device is opened, and the bytes are the same.
+            state = pack_codes(codes) if self.packed else codes
         self.register_buffer("state", state.to(torch.get_default_device()))
         scale = self.init_gain * math.sqrt(3.0 / (2.0 * self.in_features))
         self.register_buffer("scale", torch.full((self.out_features, 1), scale))
         self.register_buffer("counts", torch.zeros(3, dtype=torch.int64), persistent=False)
+        self.decimate_updates = decimate_updates
 
-    # ---- rule and storage ------------------------------------------------------------------------------------
-
-    def rule(self) -> CounterRule:
-        """The constants of the next update, from the attributes as they are now; ValueError for one out of range."""
-        return CounterRule(
-            self.C, self.packed, self.lr, self.lr_scale, use_rms=False, clip=self.local_grad_clip, clipped_scale=True
-        )
-
-    def _pack(self, codes: torch.Tensor) -> torch.Tensor:
-        # The oracle packs: a layer must be constructible before any device is opened, and the bytes are the same.
-        from memtrain_cl.reference.counter import pack_codes
-
-        return pack_codes(codes)
+    # ---- what the step asks ---------------------------------------------------------------------------------------
 
     def _moments(self) -> torch.Tensor | None:
         return None
 
-    # ---- forward and backward --------------------------------------------------------------------------------
+    def _lazy_base(self) -> torch.Tensor | None:
+        """s_base where the update works with it."""
+        return None
+
+    def step_seed(self) -> int:
+        """The seed of the next update's random numbers, uint32."""
+        return int(hash_u32(torch.tensor(self.seed + self.step, device="cpu")))
+
+    def replicas(self) -> Replicas | None:
+        """The ranks whose gradients are averaged; None for a process that trains alone."""
+        return replicas_of(self.process_group) if self.average_gradients else None
+
+    def cache(self) -> torch.Tensor | None:
+        """The ternary weights unpacked, current; None in cache_mode "none"."""
+        state = self.resident_buffer("state")
+        return self._cache.current(self.cache_mode, state, self.in_features, self.ops, C=self.C, packed=self.packed)
+
+    def require_possible(self) -> None:
+        """RuntimeError for options that cannot work together."""
+        if self.update_from_io and (self.accumulate > 1 or self.reuse or self.replicas() is not None):
+            raise RuntimeError(
+                "expected update_from_io as None or False beside accumulate, reuse and averaging over ranks, which see "
+                "the gradient that a from-IO update never makes"
+            )
+
+    def _agree(self, replicas: Replicas) -> None:
+        if not self._agreed:
+            tensors = {name: getattr(self, name) for name in type(self).published}
+            numbers_ = {"seed": self.seed, "step": self.step, "rounds": self._sum.rounds}
+            self.seed = replicas.agree(numbers_, tensors)
+            self._agreed = True
+
+    def _updated(self) -> None:
+        """The step is done: its weights are those of the next."""
+        self.step += 1
+        self._uses.generation += 1
+        self._sum.clear()
+        if self.cache_mode != "none" and self.cache_patch == "flip":
+            self._cache.follow(self.resident_buffer("state"))
+
+    # ---- forward and backward -------------------------------------------------------------------------------------
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """y [..., out] of x [..., in]."""
@@ -146,201 +202,114 @@ class CompactCounterLinear(LiveBuffers):
             raise TypeError(f"expected x as a tensor of float32, float16 or bfloat16, got {got}")
         if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise ValueError(f"expected x of shape [..., {self.in_features}], got {list(x.shape)}")
+        trains = self.training and self.update_enabled
         if not torch.is_grad_enabled():
+            if trains and not torch.is_inference_mode_enabled():
+                self._uses.hide(self._sum.next_index, self._room())
             return self._product(x)
-        updates = self.training and self.update_enabled
-        token = ForwardToken()
-        if updates:
-            pending = self._pending() if self._pending is not None else None
-            if pending is not None and not pending.used:
-                raise RuntimeError(
-                    "a counter layer was used again in training before the backward of its first use; its update needs "
-                    "one forward a backward (use torch.no_grad() or .eval() for forwards that do not train)"
-                )
-            self.rule()
-            self._pending = weakref.ref(token)
         tap = torch.zeros((), requires_grad=True, device="cpu")
-        result: torch.Tensor = CounterLinearFunction.apply(x, tap, self, token, updates)  # type: ignore[no-untyped-call]
+        use = self._begin() if trains else Use(self._uses.generation, trains=False)
+        result: torch.Tensor = CounterLinearFunction.apply(x, tap, self, use)  # type: ignore[no-untyped-call]
         return result
 
+    def _begin(self) -> Use:
+        """The use of a training forward."""
+        self.rule()
+        self.require_possible()
+        if in_backward():
+            return self._uses.repeat(self._sum.next_index)
+        kept = self._sum
+        if kept.open and not self._uses.pending():
+            # The graphs of the uses that were still to come are gone, so the last backward was the last.
+            kept.open = False
+            kept.rounds += 1
+            if kept.rounds >= self.accumulate:
+                step.finish_sum(self, self.replicas())
+        return self._uses.begin(kept.next_index, self._room())
+
+    def _room(self) -> int | None:
+        """Uses that may wait for their backward at once; None: any number."""
+        return None if self.reuse else max(1, self.accumulate - self._sum.rounds)
+
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.ops.counter_forward(
-            rows_of(x), self._buffers["state"], self._buffers["scale"], C=self.C, packed=self.packed
+        return shaped_like(step.product(self, rows_of(x)), x, x.dtype)
+
+    def _to_save(self, x: torch.Tensor, use: Use, bits: int) -> tuple[torch.Tensor, ...]:
+        """What backward needs of x: itself, or its codes and scales in few bits."""
+        if not bits:
+            return (x,)
+        codes, scale = self.ops.save_rows(
+            rows_of(x), bits, seed=stream_seed(step.use_seed(self, use.index), STREAM_INPUT)
         )
-        return shaped_like(y, x)
+        return codes, scale
 
     def _backward(
-        self, x: torch.Tensor, grad_out: torch.Tensor, needs_grad_input: bool, updates: bool
+        self, saved: tuple[torch.Tensor, ...], bits: int, grad_out: torch.Tensor, use: Use, needs_grad_input: bool
     ) -> torch.Tensor | None:
-        grad_x: torch.Tensor | None = self.ops.counter_backward_(
-            rows_of(x),
-            rows_of(grad_out),
-            self._buffers["state"],
-            self._buffers["scale"],
-            self._moments(),
-            self._buffers["counts"],
-            self.rule(),
-            seed=self._step_seed() if updates else None,
-            needs_grad_input=needs_grad_input,
-            tile_rows=self.tile_rows,
-        )
-        if updates:
-            self.step += 1
-        return None if grad_x is None else shaped_like(grad_x, x)
-
-    def _step_seed(self) -> int:
-        return int(hash_u32(torch.tensor(self.seed + self.step, device="cpu")))
+        outgoing = rows_of(grad_out)
+        if not use.trains:
+            return step.input_gradient(self, outgoing, use) if needs_grad_input else None
+        if bits:
+            x = self.ops.restore_rows(*saved, bits, (outgoing.shape[0], self.in_features))
+        else:
+            x = rows_of(*saved)
+        return step.backward(self, step.Backward(x, outgoing, use, low_bits=bits > 0), needs_grad_input)
 
     def apply_update_from_grad_w(self, grad_w: torch.Tensor) -> None:
-        """One update from a given gradient float32 [out, in], as backward would make it."""
-        self.ops.counter_update_(
-            self._buffers["state"],
-            self._buffers["scale"],
-            self._moments(),
-            grad_w,
-            self._buffers["counts"],
-            self.rule(),
-            seed=self._step_seed(),
+        """One update from a given gradient float32 [out, in], as backward would make it (averaged over ranks, too).
+
+        RuntimeError while a sum of gradients is under way, and for rms_mode "proxy", whose moments come from what the
+        gradient is made of.
+        """
+        if self._sum.partial:
+            raise RuntimeError("expected no sum of gradients under way, got one; it has an update of its own to come")
+        rule = self.rule()
+        if rule.rms_mode == "proxy":
+            raise RuntimeError("expected rms_mode exact or lagged for a given gradient, got proxy")
+        shape, state = (self.out_features, self.in_features), self.resident_buffer("state")
+        if not isinstance(grad_w, torch.Tensor) or grad_w.dtype != torch.float32 or tuple(grad_w.shape) != shape:
+            got = f"{grad_w.dtype} {list(grad_w.shape)}" if isinstance(grad_w, torch.Tensor) else type(grad_w).__name__
+            raise ValueError(f"expected grad_w as torch.float32 {list(shape)}, got {got}")
+        if grad_w.device != state.device:
+            raise ValueError(f"expected tensors on one device, got grad_w on {grad_w.device}, state on {state.device}")
+        replicas = self.replicas()
+        given = grad_w.detach() if replicas is None else grad_w.detach().clone()
+        step.update(self, lambda row, count: given[row : row + count], None, replicas, self.out_features)
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise RuntimeError(
+            "a counter layer cannot run in torch.nn.DataParallel, whose copies would update themselves and be dropped; "
+            "use torch.nn.parallel.DistributedDataParallel"
         )
-        self.step += 1
-
-    # ---- read-outs -------------------------------------------------------------------------------------------
-
-    def codes(self) -> torch.Tensor:
-        """The codes, uint8 [out, in] (a copy)."""
-        state = self.state
-        return self.ops.unpack_codes(state, self.in_features) if self.packed else state.clone()
-
-    def packed_state(self) -> torch.Tensor:
-        """The codes in 6-bit storage, uint8 [out, in/4*3], a copy; ValueError when C > 11 or in_features % 4 != 0."""
-        check_c(self.C, packed=True)
-        state = self.state
-        return state.clone() if self.packed else self.ops.pack_codes(state)
-
-    def visible_ternary(self) -> torch.Tensor:
-        """t, int8 [out, in]."""
-        return decode_state(self.codes(), self.C)[0].to(torch.int8)
-
-    def dense_weight(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """scale*t, [out, in]."""
-        dense: torch.Tensor = self.ops.decode_dense(
-            self._buffers["state"], self._buffers["scale"], self.in_features, C=self.C, packed=self.packed
-        )
-        return dense.to(dtype)
-
-    def state_statistics(self) -> dict[str, float]:
-        """Shares of -1, 0, +1; mean |c|; the share of counters at +-(C-1); the mean scale."""
-        t, c = decode_state(self.codes(), self.C)
-        return {
-            "minus": float((t == -1).float().mean()),
-            "zero": float((t == 0).float().mean()),
-            "plus": float((t == 1).float().mean()),
-            "counter_abs_mean": float(c.float().abs().mean()),
-            "counter_edge": float((c.abs() == self.C - 1).float().mean()),
-            "scale_mean": float(self.scale.mean()),
-        }
-
-    @property
-    def update_events(self) -> torch.Tensor:
-        """Counters moved since construction, an int64 scalar."""
-        return self.counts[0].clone()
-
-    @property
-    def weight_flips(self) -> torch.Tensor:
-        """Ternary weights changed since construction, an int64 scalar."""
-        return self.counts[1].clone()
-
-    @property
-    def skipped_updates(self) -> torch.Tensor:
-        """Row updates skipped for a gradient that was not finite, an int64 scalar."""
-        return self.counts[2].clone()
-
-    def hyper(self) -> dict[str, Any]:
-        """The constructor's options as they are now, JSON-able."""
-        names = ("C", "lr", "lr_scale", "init_gain", "tile_rows", "local_grad_clip")
-        return {name: getattr(self, name) for name in names}
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, C={self.C}, lr={self.lr}"
-
-    # ---- saving ---------------------------------------------------------------------------------------------------
-
-    def published_state_dict(self) -> dict[str, torch.Tensor]:
-        """Exactly the buffers that the published package saves under these names."""
-        return {name: getattr(self, name) for name in type(self).resident if name != "counts"}
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A module and a weak reference do not pickle; a copy has no forward of its own pending.
-        return {**super().__getstate__(), "_pending": None, "ops": self.ops.__name__}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "ops": importlib.import_module(state["ops"])})
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "seed"] = torch.tensor(self.seed, device="cpu")
-        destination[prefix + "step"] = torch.tensor(self.step, device="cpu")
-        # Beside torch's own version number: codes of another C would load and mean other weights.
-        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
-        if metadata is not None:
-            metadata["C"] = self.C
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        rest = dict(state_dict)
-        # A checkpoint of the published package has no seed and step: the layer keeps its own then.
-        seed, step = rest.pop(prefix + "seed", self.seed), rest.pop(prefix + "step", self.step)
-        fault = self._fault_in(rest, prefix, local_metadata.get("C", self.C))
-        if fault:
-            error_msgs.append(fault)
-            return
-        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        self.seed, self.step = int(seed), int(step)
-
-    def _fault_in(self, state_dict: Mapping[str, Any], prefix: str, C: Any) -> str | None:
-        """What is wrong with a state that is about to be loaded, or None. C: what the state was saved with."""
-        if C != self.C:
-            return f"expected a state with C={self.C}, got one with C={C}"
-        for name, own in self._resident_buffers().items():
-            value = state_dict.get(prefix + name)
-            if value is None:
-                continue
-            if value.shape != own.shape or (name == "state" and value.dtype != own.dtype):
-                types = ("uint8 ", f"{value.dtype} ") if name == "state" else ("", "")
-                return f"{prefix}{name}: expected {types[0]}{list(own.shape)}, got {types[1]}{list(value.shape)}"
-        state = state_dict.get(prefix + "state")
-        if state is None or not state.numel():
-            return None
-        codes = state.cpu()
-        if self.packed:
-            from memtrain_cl.reference.counter import unpack_codes
-
-            with torch.device("cpu"):
-                codes = unpack_codes(codes, self.in_features)
-        highest = int(codes.max())
-        if highest >= code_count(self.C):
-            return f"{prefix}state: expected codes below {code_count(self.C)} for C={self.C}, got {highest}"
-        return None
 
 
 class RMSCounterLinear(CompactCounterLinear):
     """CompactCounterLinear whose gradient is normalised by a row's second moment before it drives the counters.
 
     rms_beta, rms_eps: decay and floor of the moment.   use_rms: False leaves the gradient as it is.   rms_mode: "exact"
-    normalises by the moment with this step's gradient in it, "lagged" by the one before.   Further buffers: `v` and
-    `s_base`, float32 [out, 1].
+    normalises by the moment with this step's gradient in it, "lagged" by the one before, "proxy" by one of squares that
+    are estimated from input and outgoing gradient (of several backwards: their sum).   scale_rebase: "eager" rebases
+    the counters as the scale moves, "lazy" rounds them to the present scale at the next update.   Further buffers: `v`
+    and `s_base`, float32 [out, 1].
     """
 
-    resident: ClassVar[tuple[str, ...]] = ("state", "scale", "v", "s_base", "counts")
+    resident: ClassVar[tuple[str, ...]] = ("state", "scale", "v", "s_base", "counts", "clock")
+    published: ClassVar[tuple[str, ...]] = ("state", "scale", "v", "s_base")
+    option_names: ClassVar[tuple[str, ...]] = (
+        *CompactCounterLinear.option_names,
+        "rms_beta",
+        "rms_eps",
+        "use_rms",
+        "rms_mode",
+        "scale_rebase",
+    )
 
+    use_rms = Option(flag)
+    rms_mode = Option(one_of(*RMS_MODES))
+    scale_rebase = Option(one_of(*SCALE_REBASES))
+
+    rms_beta: float
+    rms_eps: float
     v: torch.Tensor
     s_base: torch.Tensor
 
@@ -353,12 +322,12 @@ class RMSCounterLinear(CompactCounterLinear):
         rms_eps: float = 1e-3,
         use_rms: bool = True,
         rms_mode: str = "exact",
+        scale_rebase: str = "eager",
         **options: Any,
     ) -> None:
-        if rms_mode not in ("exact", "lagged"):
-            raise ValueError(f"expected rms_mode 'exact' or 'lagged', got {rms_mode!r}")
-        # Set before nn.Module is ready, past its attribute hooks: the base constructor already asks for the rule.
-        self.__dict__.update(rms_beta=rms_beta, rms_eps=rms_eps, use_rms=bool(use_rms), rms_mode=rms_mode)
+        # Before nn.Module is ready: the base constructor already asks for the rule.
+        self.rms_beta, self.rms_eps = rms_beta, rms_eps
+        self.use_rms, self.rms_mode, self.scale_rebase = use_rms, rms_mode, scale_rebase
         super().__init__(in_features, out_features, **options)
         self.register_buffer("v", torch.zeros(self.out_features, 1))
         # The scale that the counters are calibrated to; under eager rebase it keeps its first value.
@@ -375,16 +344,16 @@ class RMSCounterLinear(CompactCounterLinear):
             self.rms_eps,
             use_rms=self.use_rms,
             rms_mode=self.rms_mode,
+            scale_rebase=self.scale_rebase,
+            pulse_mode=self.pulse_mode,
             clip=self.local_grad_clip,
         )
 
     def _moments(self) -> torch.Tensor | None:
-        return self._buffers["v"]
+        return self.resident_buffer("v")
 
-    def hyper(self) -> dict[str, Any]:
-        """The constructor's options as they are now, JSON-able."""
-        names = ("rms_beta", "rms_eps", "use_rms", "rms_mode")
-        return {**super().hyper(), **{name: getattr(self, name) for name in names}}
+    def _lazy_base(self) -> torch.Tensor | None:
+        return self.resident_buffer("s_base") if self.scale_rebase == "lazy" else None
 
 
 class PackedRMSCounterLinear(RMSCounterLinear):

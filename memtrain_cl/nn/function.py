@@ -7,49 +7,41 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.function import once_differentiable
 
+from memtrain_cl.nn.uses import Use, Uses
+
 
 class SelfUpdating(Protocol):
     """What the node asks of its layer."""
 
+    act_save_bits: int
+    _uses: Uses
+
     def _product(self, x: torch.Tensor) -> torch.Tensor: ...
 
+    def _to_save(self, x: torch.Tensor, use: Use, bits: int) -> tuple[torch.Tensor, ...]: ...
+
     def _backward(
-        self, x: torch.Tensor, grad_out: torch.Tensor, needs_grad_input: bool, updates: bool
+        self, saved: tuple[torch.Tensor, ...], bits: int, grad_out: torch.Tensor, use: Use, needs_grad_input: bool
     ) -> torch.Tensor | None: ...
-
-
-class ForwardToken:
-    """Lives as long as one forward's graph; the layer holds it weakly to know whether a backward is still to come."""
-
-    __slots__ = ("__weakref__", "used")
-
-    def __init__(self) -> None:
-        self.used = False
 
 
 class CounterLinearFunction(torch.autograd.Function):
     """y = x @ (scale*t)^T. The scalar `tap` requires grad, so that backward also runs for inputs that do not."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, tap: torch.Tensor, layer: SelfUpdating, token: ForwardToken, updates: bool
-    ) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        ctx.layer, ctx.token, ctx.updates = layer, token, updates
+    def forward(ctx: Any, x: torch.Tensor, tap: torch.Tensor, layer: SelfUpdating, use: Use) -> torch.Tensor:
+        ctx.layer, ctx.use, ctx.dtype, ctx.bits = layer, use, x.dtype, layer.act_save_bits
+        # The input's gradient needs no input, so without an update nothing is kept.
+        ctx.save_for_backward(*(layer._to_save(x, use, ctx.bits) if use.trains else ()))
         return layer._product(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None, None]:
-        (x,) = ctx.saved_tensors
-        if ctx.token.used and ctx.updates:
-            raise RuntimeError(
-                "this counter layer has already been updated by a backward through this graph; its weights have "
-                "changed, so a second backward (retain_graph=True) would be wrong; run the forward again"
-            )
-        grad_x = ctx.layer._backward(x, grad_out, ctx.needs_input_grad[0], ctx.updates)
-        ctx.token.used = True
-        return grad_x, None, None, None, None
+    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
+        ctx.layer._uses.require_current(ctx.use)
+        grad_x = ctx.layer._backward(ctx.saved_tensors, ctx.bits, grad_out, ctx.use, ctx.needs_input_grad[0])
+        ctx.use.spent = True
+        return None if grad_x is None else shaped_like(grad_x, grad_out, ctx.dtype), None, None, None
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
@@ -59,7 +51,7 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
     return flat if flat.dtype == torch.float32 else flat.detach().to(torch.float32)
 
 
-def shaped_like(y: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """y [M, n] as [..., n] of `like` [..., any], in its type."""
+def shaped_like(y: torch.Tensor, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """y [M, n] as [..., n] of `like` [..., any], in `dtype`."""
     shaped = y if like.ndim == 2 else y.reshape(*like.shape[:-1], y.shape[-1])
-    return shaped if shaped.dtype == like.dtype else shaped.to(like.dtype)
+    return shaped if shaped.dtype == dtype else shaped.to(dtype)

@@ -32,6 +32,13 @@ class LiveBuffers(nn.Module):
         super().register_buffer(name, tensor, persistent)
         self._announce()
 
+    def resident_buffer(self, name: str) -> torch.Tensor:
+        """A buffer for a launcher: the device has its current values, the host's may be behind."""
+        buffer = self._buffers[name]
+        if buffer is None:
+            raise RuntimeError(f"expected a buffer {name}, got none")
+        return buffer
+
     def _resident_buffers(self) -> dict[str, torch.Tensor]:
         named = ((name, self._buffers.get(name)) for name in type(self).resident)
         return {name: buffer for name, buffer in named if buffer is not None}
