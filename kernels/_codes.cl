@@ -12,6 +12,23 @@ CODE = {"int8": "char", "int16": "short", "int4": "uchar"}[CODES]
 // Added to a small whole number, it leaves that in two's complement in the low bits.
 #define WHOLE_MAGIC 12582912.0f
 
+// Of eight bytes the low halves: code + 8 of codes of four bits.
+inline ulong to_nibbles(ulong codes) { return (codes & 0x0f0f0f0f0f0f0f0fUL) ^ 0x0808080808080808UL; }
+
+// Eight bytes below 16 as four bytes, by halves, and back.
+inline uint draw_together(ulong word) {
+    word = (word | word >> 4) & 0x00ff00ff00ff00ffUL;
+    word = (word | word >> 8) & 0x0000ffff0000ffffUL;
+    return (uint)(word | word >> 16);
+}
+
+inline ulong draw_apart(uint packed) {
+    ulong word = packed;
+    word = (word | word << 16) & 0x0000ffff0000ffffUL;
+    word = (word | word << 8) & 0x00ff00ff00ff00ffUL;
+    return (word | word << 4) & 0x0f0f0f0f0f0f0f0fUL;
+}
+
 inline void put_codes(__global ${CODE} *p, ulong at, uint left, float${WIDTH} codes) {
 % if CODES == "int4":
     const uint${WIDTH} bits = as_uint${WIDTH}(codes + (WHOLE_MAGIC + 8.0f)) & 15u;
@@ -25,11 +42,7 @@ inline void put_codes(__global ${CODE} *p, ulong at, uint left, float${WIDTH} co
     if (left >= 4) p[1] = two.y;
 % endif
 % else:
-    // Eight codes in eight bytes, drawn together by halves.
-    ulong word = as_ulong(convert_uchar8(bits));
-    word = (word | word >> 4) & 0x00ff00ff00ff00ffUL;
-    word = (word | word >> 8) & 0x0000ffff0000ffffUL;
-    const uint packed = (uint)(word | word >> 16);
+    const uint packed = draw_together(as_ulong(convert_uchar8(bits)));
     if (left >= 8) {
         vstore4(as_uchar4(packed), 0, p);
     } else {
@@ -61,6 +74,9 @@ inline float${WIDTH} take_codes(const __global ${CODE} *p, ulong at, uint left) 
     const uint4 bits = (uint4)(two.x, two.x >> 4, two.y, two.y >> 4) & 15u;
     return convert_float4(as_int4(bits)) - 8.0f;
 % else:
+% if not GPU:
+    if (left >= 8) return convert_float8(as_char8(draw_apart(as_uint(vload4(0, p)))) - (char8)(8));
+% endif
     float own[${WIDTH}];
     for (uint i = 0; i < ${WIDTH // 2}; i++) {
         const int both = 2 * i < left ? p[i] : 0;

@@ -2,6 +2,7 @@
 // lie side by side. GPU: groups of 32 by DEEP work-items, each over STEP columns (four where ALIGNED) and a chunk of `length`. CPU:
 // stretches of the memory's own rows in vectors of eight.
 <%
+COLUMNS_KERNEL = NAME
 STEP = 4 if GPU and ALIGNED else 1
 CODE = {"int8": "char", "int16": "short", "int4": "uchar"}[CODES]
 ARGUMENTS = {
@@ -10,13 +11,13 @@ ARGUMENTS = {
     "scaled_transposed": f"{SOURCE}, {FACTORS}const {SCALES}, __global {CODE} *codes",
     "dequantize_columns": f"const __global {CODE} *codes, const {SCALES}, __global {stored(X)} *y",
 }[NAME]
-CHANCE = ", const float levels, const uint seed" if NAME.startswith("scaled") else ""
+CHANCE = ", const float levels, const uint seed, const ulong base" if NAME.startswith("scaled") else ""
 FACTOR = " * multiplier[l]" if MULTIPLIED else ""
 TILE_ROWS, TILE_COLUMNS = (128, 32) if GPU else (64, 128)
 %>
 % if GPU and NAME != "scaled_transposed":
 __kernel __attribute__((reqd_work_group_size(32, ${DEEP}, 1)))
-void ${NAME}(${ARGUMENTS}, const ulong inner, const ulong columns, const uint length, const uint chunk${CHANCE}) {
+void ${COLUMNS_KERNEL}(${ARGUMENTS}, const ulong inner, const ulong columns, const uint length, const uint chunk${CHANCE}) {
     const uint lane = get_local_id(0);
     const uint deep = get_local_id(1);
     const ulong q = ${STEP} * (ulong)get_global_id(0);
@@ -55,7 +56,7 @@ void ${NAME}(${ARGUMENTS}, const ulong inner, const ulong columns, const uint le
         const ulong at = first + l * inner;
 % if NAME == "scaled_columns":
         const float4 v = ${f"load_{X}(x + x0 + at)" if STEP == 4 else f"(float4)({load(X, 'x', 'x0 + at')})"}${FACTOR};
-        put_codes(codes, at, ${STEP}, codes_of(v, divisor, least, heads_at(at), mixed, levels));
+        put_codes(codes, at, ${STEP}, codes_of(v, divisor, least, heads_at(base + at), mixed, levels));
 % else:
         store_left_${X}(y + at, ${STEP}, take_codes(codes, at, ${STEP}) * own_scale);
 % endif
@@ -85,7 +86,7 @@ void scaled_transposed(${ARGUMENTS}, const ulong inner, const ulong columns, con
                 const float v${e} = ${"" if e == 0 else f"l + {e} >= length ? 0.0f : "}${load(X, "x", f"x0 + at + {e} * inner")}${f" * multiplier[l + {e}]" if MULTIPLIED else ""};
 % endfor
                 const float4 v = (float4)(v0, v1, v2, v3);
-                const uint4 heads = (uint4)(${", ".join(f"head_at(at + {e} * inner)" for e in range(4))});
+                const uint4 heads = (uint4)(${", ".join(f"head_at(base + at + {e} * inner)" for e in range(4))});
                 const uint4 bits = as_uint4(codes_of(v, divisor, least, heads, mixed, levels) + WHOLE_MAGIC) & 0xffu;
                 tile[33 * lane + word] = bits.x | bits.y << 8 | bits.z << 16 | bits.w << 24;
             }
@@ -147,7 +148,7 @@ void scaled_transposed(${ARGUMENTS}, const ulong inner, const ulong columns, con
         for (uint j = 0; j < count; j += 8) {
             const vec own_scale = load_left_float32(scale + c0 + j, count - j, 1.0f);
             const vec v = load_left_${X}(x + x0 + at + j, count - j, 0.0f)${FACTOR};
-            const vec code = codes_of(v, divisors_of(own_scale), leasts_of(own_scale), heads_at(at + j), mixed, levels);
+            const vec code = codes_of(v, divisors_of(own_scale), leasts_of(own_scale), heads_at(base + at + j), mixed, levels);
             vstore8(convert_char8(as_int8(code + WHOLE_MAGIC)), 0, tile + ${TILE_COLUMNS} * r + j);
         }
     }
@@ -164,7 +165,7 @@ void scaled_transposed(${ARGUMENTS}, const ulong inner, const ulong columns, con
 % else:
 // Item: `chunk` of the outer * length stretches of `inner` elements.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void ${NAME}(${ARGUMENTS}, const ulong inner, const ulong columns, const uint length, const uint chunk${CHANCE}) {
+void ${COLUMNS_KERNEL}(${ARGUMENTS}, const ulong inner, const ulong columns, const uint length, const uint chunk${CHANCE}) {
     const size_t first = get_global_id(0) * (size_t)chunk;
     const size_t last = min(first + chunk, columns / inner * length);
     ${"const uint mixed = seed ^ seed >> 16;" if NAME == "scaled_columns" else ""}
@@ -178,7 +179,7 @@ void ${NAME}(${ARGUMENTS}, const ulong inner, const ulong columns, const uint le
             const vec own_scale = load_left_float32(scales + c, left, 1.0f);
 % if NAME == "scaled_columns":
             const vec v = load_left_${X}(x + x0 + at, left, 0.0f)${FACTOR};
-            put_codes(codes, at, left, codes_of(v, divisors_of(own_scale), leasts_of(own_scale), heads_at(at), mixed, levels));
+            put_codes(codes, at, left, codes_of(v, divisors_of(own_scale), leasts_of(own_scale), heads_at(base + at), mixed, levels));
 % else:
             store_left_${X}(y + at, left, take_codes(codes, at, left) * own_scale);
 % endif

@@ -1,6 +1,7 @@
 // Kernels of kernels/stochastic.cl over rows that are contiguous. Each of `spans` is a part of a row, `n` elements but for a row's last:
 // `splits` spans a row of `length`. A row at once is a span. GPU: LANES work-items share a span; CPU: a work-item takes `per` spans.
 <%
+ROWS_KERNEL = NAME
 READS = "dequantize" not in NAME
 SCANS = NAME in ("quantize_rows", "absmax_rows")
 WRITES = NAME in ("quantize_rows", "scaled_rows")
@@ -11,7 +12,8 @@ ARGUMENTS = {
     "scaled_rows": f"{SOURCE}, {FACTORS}__global {CODE} *codes, const {SCALES}",
     "dequantize_rows": f"const __global {CODE} *codes, const {SCALES}, __global {stored(X)} *y",
 }[NAME]
-CHANCE = ", const float levels, const uint seed" if WRITES else ""
+CHANCE = ", const float levels, const uint seed, const ulong base" if WRITES else ""
+REPORTS = FAULTS if NAME == "quantize_rows" else ""
 
 def values(j, left):
     v = f"load_left_{X}(source + {j}, {left}, 0.0f)"
@@ -28,7 +30,7 @@ def values(j, left):
 </%def>
 <%def name="put(v, j, left)">
 % if WRITES:
-                put_codes(codes, at + ${j}, ${left}, codes_of(${v}, divisor, least, heads_at(at + ${j}), mixed, levels));
+                put_codes(codes, at + ${j}, ${left}, codes_of(${v}, divisor, least, heads_at(base + at + ${j}), mixed, levels));
 % else:
                 store_left_${X}(y + at + ${j}, ${left}, take_codes(codes, at + ${j}, ${left}) * own_scale);
 % endif
@@ -60,7 +62,7 @@ inline uint lanes_max(uint value, __local uint *own, uint lane) {
 }
 
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
-void ${NAME}(${ARGUMENTS}, const uint n, const uint spans, const uint per, const uint splits, const uint length${CHANCE}${FAULTS}) {
+void ${ROWS_KERNEL}(${ARGUMENTS}, const uint n, const uint spans, const uint per, const uint splits, const uint length${CHANCE}${REPORTS}) {
     const uint lane = get_local_id(0) % ${LANES};
     const uint slot = get_local_id(0) / ${LANES};
     const size_t span = (size_t)get_group_id(0) * ${SLOTS} + slot;
@@ -119,7 +121,7 @@ void ${NAME}(${ARGUMENTS}, const uint n, const uint spans, const uint per, const
 }
 % else:
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void ${NAME}(${ARGUMENTS}, const uint n, const uint spans, const uint per, const uint splits, const uint length${CHANCE}${FAULTS}) {
+void ${ROWS_KERNEL}(${ARGUMENTS}, const uint n, const uint spans, const uint per, const uint splits, const uint length${CHANCE}${REPORTS}) {
     const size_t first = get_global_id(0) * (size_t)per;
     const size_t last = min(first + per, (size_t)spans);
     for (size_t span = first; span < last; span++) {

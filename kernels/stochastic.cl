@@ -6,7 +6,7 @@
 //   scale = max(max |v|, 1e-12) / levels           NaN where an element is not finite, and the codes are then 0
 //   y = v / scale
 //   code = floor(y) + (u < y - floor(y)), or y rounded half to even; clamped to +-levels
-//   u = uniform01(seed ^ hash_u32(i)), i the element's flat index in x (lo ^ hash_u32(hi) of its halves)
+//   u = uniform01(seed ^ hash_u32(i)), i = base + the element's flat index in x (lo ^ hash_u32(hi) of its halves)
 //   back: code * scale
 //
 // Codes lie as x does, scales as [outer, inner]. Every maximum is exact in any order and every operation rounds by itself, so all
@@ -56,6 +56,33 @@ __kernel void absmax_scale(const __global uint *parts, ${SCALES}, const ulong co
         for (uint i = 0; i < count; i++) most = max(most, parts[q * apart + i * step]);
         const float own_scale = scale_of(most, levels);
         ${put_scale("q", "q")}
+    }
+}
+% elif NAME == "pack_int4":
+// packed [ceil(n/2)] = codes [n], two in a byte; a work-item takes `per` groups of eight codes.
+__kernel void pack_int4(const __global char *codes, __global uchar *packed, const ulong n, const ulong per) {
+    const ulong first = get_global_id(0) * per;
+    for (ulong g = first; g < first + per && 8 * g < n; g++) {
+        if (8 * g + 8 <= n) {
+            vstore4(as_uchar4(draw_together(to_nibbles(as_ulong(vload8(g, codes))))), g, packed);
+        } else {
+            for (ulong i = 8 * g; i < n; i += 2) {
+                const uint high = i + 1 < n ? (codes[i + 1] & 15) ^ 8 : 0;
+                packed[i / 2] = (uchar)(((codes[i] & 15) ^ 8) | high << 4);
+            }
+        }
+    }
+}
+% elif NAME == "unpack_int4":
+// codes [n] of packed [ceil(n/2)]; a work-item takes `per` groups of eight codes.
+__kernel void unpack_int4(const __global uchar *packed, __global char *codes, const ulong n, const ulong per) {
+    const ulong first = get_global_id(0) * per;
+    for (ulong g = first; g < first + per && 8 * g < n; g++) {
+        if (8 * g + 8 <= n) {
+            vstore8(as_char8(draw_apart(as_uint(vload4(g, packed)))) - (char8)(8), g, codes);
+        } else {
+            for (ulong i = 8 * g; i < n; i++) codes[i] = (char)((packed[i / 2] >> 4 * (i & 1) & 15) - 8);
+        }
     }
 }
 % elif NAME.endswith("_rows"):

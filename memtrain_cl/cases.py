@@ -20,6 +20,7 @@ from typing import Any
 from memtrain_cl._resources import kernels_dir
 from memtrain_cl.case import Case
 from memtrain_cl.cases_aten import aten_cases
+from memtrain_cl.cases_stochastic import stochastic_cases
 from memtrain_cl.formats import CounterRule, check_c, state_row_bytes
 from memtrain_cl.program import expand_includes
 
@@ -222,11 +223,16 @@ CASES: tuple[Case, ...] = (
     *_moments_cases(),
     *_product_cases(),
     *_probe_cases(),
+    *stochastic_cases(),
     *aten_cases(),
 )
 
 #: Kernels that a template names by a constant of its own, and the names that it then makes.
-_NAMED_BY_TEMPLATE = {"attention_KERNEL": ("attention_grad_key", "attention_grad_value", "attention_grad_key_value")}
+_NAMED_BY_TEMPLATE = {
+    "attention_KERNEL": ("attention_grad_key", "attention_grad_value", "attention_grad_key_value"),
+    "ROWS_KERNEL": ("quantize_rows", "absmax_rows", "scaled_rows", "dequantize_rows"),
+    "COLUMNS_KERNEL": ("absmax_columns", "scaled_columns", "dequantize_columns"),
+}
 
 
 def declared_kernels() -> list[tuple[str, str]]:

@@ -19,3 +19,7 @@ class CorruptFile(MemtrainError, ValueError):
 
 class OutOfMemory(MemtrainError, RuntimeError):
     """A device has no room for a request; the message holds the bytes asked for, held and allowed."""
+
+
+class NotFinite(MemtrainError, ValueError):
+    """Numbers to be saved in few bits are not finite, or beyond what their scale can give back."""

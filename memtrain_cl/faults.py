@@ -14,6 +14,7 @@ import numpy as np
 
 from memtrain_cl.array import DeviceArray, from_numpy
 from memtrain_cl.device import Device
+from memtrain_cl.errors import NotFinite
 from memtrain_cl.runtimes import import_pyopencl
 
 _INDEX, _PROBABILITY, _EMPTY, _ROW = 1, 2, 3, 4
@@ -39,7 +40,7 @@ def faults_of(device: Device) -> DeviceArray:
 def raise_pending(device: Device) -> None:
     """Wait for the device and raise what its kernels found wrong since the last call; costs nothing if none could.
 
-    IndexError for an index outside its dimension, RuntimeError for probabilities that are none, ValueError for a row
+    IndexError for an index outside its dimension, RuntimeError for probabilities that are none, NotFinite for a row
     that cannot be saved in few bits.
     """
     found: _Faults | None = device.kept.get("faults")
@@ -58,7 +59,7 @@ def raise_pending(device: Device) -> None:
     if kind == _PROBABILITY:
         raise RuntimeError(f"probability tensor contains either `inf`, `nan` or element < 0 (in row {value})")
     if kind == _ROW:
-        raise ValueError(row_not_finite(value))
+        raise NotFinite(row_not_finite(value))
     raise RuntimeError(f"invalid multinomial distribution (sum of probabilities <= 0) (in row {value})")
 
 

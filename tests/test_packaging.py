@@ -47,6 +47,7 @@ LEVELS = {
     "case": 3,
     "cases": 3,
     "cases_aten": 3,
+    "cases_stochastic": 3,
     "torch_device": 4,
     "_autoload": 4,
     "comparison": 4,
@@ -54,6 +55,7 @@ LEVELS = {
     "verify": 4,
     "verify_aten": 4,
     "verify_random": 4,
+    "verify_stochastic": 4,
     "nn": 4,
     "optim": 4,
     "export": 5,
@@ -63,7 +65,7 @@ LEVELS = {
 REFERENCE_IMPORTS = {"errors", "formats", "reference"}
 #: The oracle checks the launchers and must not lean on them, nor they on it; commands compare the two, a layer packs
 #: its first state with the oracle's codec, since making a layer opens no device.
-REFERENCE_USERS = {"cli", "nn", "reference", "verify"}
+REFERENCE_USERS = {"cli", "nn", "reference", "verify", "verify_stochastic"}
 MAX_LINES = 500
 
 

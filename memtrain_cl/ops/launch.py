@@ -25,14 +25,19 @@ def ready_device(tensor: torch.Tensor | None = None) -> Device:
     return device
 
 
-def require_tensor(name: str, tensor: Any, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
-    """TypeError or ValueError unless `tensor` is one that crosses, of this dtype and shape (None: any size)."""
+def require_dtype(name: str, tensor: Any, *dtypes: torch.dtype) -> None:
+    """TypeError unless `tensor` is one that crosses, of one of these dtypes."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected {name} as a torch tensor, got {type(tensor).__name__}")
     if not bridge.is_known(tensor):
         raise TypeError(f"expected {name} on {bridge.PLACES}, got a tensor on {tensor.device}")
-    if tensor.dtype != dtype:
-        raise TypeError(f"expected {name} of dtype {dtype}, got {tensor.dtype}")
+    if tensor.dtype not in dtypes:
+        raise TypeError(f"expected {name} of dtype {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
+
+
+def require_tensor(name: str, tensor: Any, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
+    """TypeError or ValueError unless `tensor` is one that crosses, of this dtype and shape (None: any size)."""
+    require_dtype(name, tensor, dtype)
     matches = tensor.ndim == len(shape) and all(
         want is None or size == want for size, want in zip(tensor.shape, shape, strict=True)
     )

@@ -5,7 +5,8 @@ Signatures, formulas and results are those of `memtrain_cl.reference.stochastic`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,160 +14,18 @@ import torch
 
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
-from memtrain_cl.device import Device, DeviceInfo
-from memtrain_cl.errors import UnsupportedDevice
+from memtrain_cl.device import Device
+from memtrain_cl.errors import NotFinite
+from memtrain_cl.faults import faults_of, row_not_finite
 from memtrain_cl.formats import check_bits, code_levels
-from memtrain_cl.homes import pooled
+from memtrain_cl.homes import operand_of, pooled
 from memtrain_cl.operand import Operand, contiguous_strides
-from memtrain_cl.ops.launch import SIZE_LIMIT, ready_device, require_tensor, require_together
-from memtrain_cl.ops.rows import FLOATING, aligned_rows, row_shape
-from memtrain_cl.program import get_kernel
-from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
+from memtrain_cl.ops.launch import ready_device, require_dtype, require_tensor, require_together
+from memtrain_cl.ops.rows import FLOATING, aligned_rows
+from memtrain_cl.ops.stochastic_plan import Columns, Rows, Style, launch_scale, render_kernel
+from memtrain_cl.tuning import ceil_div, flat_shape, groups_share_rows
 
-#: Elements of a part of a row at least, where few rows leave a device's units without work, and a multiple of it.
-LEAST_PART = 1 << 14
-#: Work-items of a GPU's group that share a column, most and fewest; columns side by side.
-DEEP = (8, 2)
-WIDE = 32
-#: Groups that a compute unit of a GPU gets of columns, where the rows' length allows.
-GROUPS_PER_UNIT = 16
-#: Elements of a chunk of a column that an item takes at least.
-LEAST_CHUNK = 16
-#: Tiles of transposed codes, [length, columns], and a CPU item's columns; as kernels/_stochastic_columns.cl says.
-GPU_TILE, CPU_TILE = (128, 32), (64, 128)
-STRIP = 1024
-
-
-@dataclass(frozen=True)
-class Style:
-    """Constants of the template. element: of x, or of what comes back. codes: int8, int16 or int4."""
-
-    element: str
-    codes: str
-    stochastic: bool = False
-    multiplied: bool = False
-    save: bool = False
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """By the template's names."""
-        return {
-            "X": self.element,
-            "CODES": self.codes,
-            "STOCHASTIC": int(self.stochastic),
-            "MULTIPLIED": int(self.multiplied),
-            "SAVE": int(self.save),
-        }
-
-
-def _spread(info: DeviceInfo, lines: int, length: int, least: int) -> int:
-    """Into how many parts of `least` elements or more each of `lines` lines is cut, to give every unit work."""
-    wanted = info.compute_units * (GROUPS_PER_UNIT if groups_share_rows(info) else BLOCKS_PER_UNIT)
-    return max(1, min(ceil_div(wanted, lines), length // least))
-
-
-def _kernel(device: Device, name: str, style: Style, shape: dict[str, int], deep: int = 1) -> Any:
-    return get_kernel(device, "stochastic", name, NAME=name, DEEP=deep, **style.constants, **shape)
-
-
-def _sizes(*values: int) -> tuple[np.uint32, ...]:
-    return tuple(np.uint32(value) for value in values)
-
-
-@dataclass(frozen=True)
-class Chance:
-    """What codes are made with: the levels, and the seed (0 where chance has no part)."""
-
-    levels: int
-    seed: int
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """For the kernels that make codes."""
-        return np.float32(self.levels), np.uint32(self.seed)
-
-
-class _Rows:
-    """Launches over rows [rows, n] that are contiguous; a row is cut into parts where rows are few."""
-
-    def __init__(self, device: Device, style: Style, rows: int, n: int, *, aligned: bool) -> None:
-        self.device, self.style, self.rows = device, style, rows
-        few = rows < device.info.compute_units
-        self.splits = _spread(device.info, rows, n, LEAST_PART) if few else 1
-        self.part = ceil_div(ceil_div(n, self.splits), LEAST_PART) * LEAST_PART if self.splits > 1 else n
-        self.splits = ceil_div(n, self.part)
-        self.length = n
-        self.shape = row_shape(device, rows * self.splits, self.part, aligned=aligned)
-
-    def launch(self, name: str, *arguments: Any, extra: tuple[Any, ...] = ()) -> Any:
-        """The kernel `name` over every part; the launch's event."""
-        kernel = _kernel(self.device, name, self.style, self.shape.constants)
-        sizes = _sizes(self.part, self.rows * self.splits, self.shape.per, self.splits, self.length)
-        return kernel(self.shape.global_size, self.shape.local_size, *arguments, *sizes, *extra)
-
-
-class _Columns:
-    """Launches over rows whose elements lie `inner` apart, [outer, length, inner]."""
-
-    def __init__(self, device: Device, style: Style, outer: int, length: int, inner: int, *, aligned: bool) -> None:
-        if max(outer, length, inner) >= SIZE_LIMIT:
-            raise UnsupportedDevice(f"expected sizes below 2^31, got {outer}, {length} and {inner}")
-        self.device, self.style = device, style
-        self.outer, self.length, self.inner = outer, length, inner
-        self.gpu = groups_share_rows(device.info)
-        self.aligned = aligned and self.gpu
-        self.deep = (DEEP[0] if device.info.max_work_group_size >= WIDE * DEEP[0] else DEEP[1]) if self.gpu else 1
-        self.strips = ceil_div(inner, STRIP)
-        lines = ceil_div(outer * inner, WIDE * self.step) if self.gpu else outer * self.strips
-        self.splits = _spread(device.info, lines, length, LEAST_CHUNK * self.deep)
-        self.chunk = ceil_div(length, self.splits)
-        self.splits = ceil_div(length, self.chunk)
-
-    @property
-    def step(self) -> int:
-        """Columns that an item of a GPU takes side by side."""
-        return 4 if self.aligned else 1
-
-    def launch(self, name: str, *arguments: Any, extra: tuple[Any, ...] = (), whole_words: bool = False) -> Any:
-        """The kernel `name`; the launch's event. whole_words: of transposed codes, along their rows."""
-        columns = self.outer * self.inner
-        chunk = self.chunk
-        if self.gpu:
-            step = 1 if name == "scaled_transposed" else self.step
-            groups = ceil_div(self.length, GPU_TILE[0]) if name == "scaled_transposed" else self.splits
-            global_size: tuple[int, ...] = (ceil_div(columns, WIDE * step) * WIDE, groups * self.deep)
-            local_size: tuple[int, ...] = (WIDE, self.deep)
-        else:
-            local_size = (1, 1)
-            if name == "absmax_columns":
-                global_size = (self.outer * self.strips, self.splits)
-                extra = (np.uint32(self.strips), *extra)
-            elif name == "scaled_transposed":
-                global_size = (ceil_div(columns, CPU_TILE[1]), ceil_div(self.length, CPU_TILE[0]))
-            else:
-                stretches = self.outer * self.length
-                chunk = ceil_div(stretches, self.device.info.compute_units * BLOCKS_PER_UNIT)
-                global_size = (ceil_div(stretches, chunk), 1)
-        aligned = whole_words if name == "scaled_transposed" else self.aligned
-        shape = {"GPU": int(self.gpu), "LANES": 1, "SLOTS": 1, "HELD": 0, "ALIGNED": int(aligned and self.gpu)}
-        kernel = _kernel(self.device, name, self.style, shape, self.deep)
-        sizes = (np.uint64(self.inner), np.uint64(columns), *_sizes(self.length, chunk))
-        return kernel(global_size, local_size, *arguments, *sizes, *extra)
-
-
-def _launch_scale(
-    device: Device, style: Style, parts: DeviceArray, scale: DeviceArray, columns: int, *, along: bool, levels: int
-) -> Any:
-    """scale [columns] from parts [columns, count] (`along`) or [count, columns]; the launch's event."""
-    count = parts.size // columns
-    gpu = groups_share_rows(device.info)
-    per = 1 if gpu else ceil_div(columns, device.info.compute_units * BLOCKS_PER_UNIT)
-    shape = {"GPU": int(gpu), "LANES": 1, "SLOTS": 1, "HELD": 0, "ALIGNED": 0}
-    plain = Style("float32", "int8", save=style.save)
-    kernel = _kernel(device, "absmax_scale", plain, shape)
-    apart, step = (count, 1) if along else (1, columns)
-    sizes = (np.uint64(columns), np.uint32(count), np.uint64(apart), np.uint64(step), np.uint64(per))
-    return kernel((ceil_div(columns, per),), None, parts, scale, *sizes, np.float32(levels))
+_FLOATING = tuple(getattr(torch, name) for name in FLOATING)
 
 
 def launch_quantize(
@@ -182,12 +41,14 @@ def launch_quantize(
     seed: int | None,
     transposed: bool = False,
     multiplier: DeviceArray | None = None,
+    index_base: int = 0,
 ) -> Any:
     """Enqueue codes and scale [outer, inner] float32 of x [outer, length, inner], contiguous, of a floating element.
 
     codes: int8 to 8 bits, int16 beyond, as x lies, or [inner, length] where `transposed` (outer 1, at most 8 bits).
-    seed None rounds half to even. multiplier float32 [length]: x[l] * multiplier[l] is what is quantised. Nothing
-    waits; the last launch's event, None where x is empty.
+    seed None rounds half to even. multiplier float32 [length]: x[l] * multiplier[l] is what is quantised. index_base:
+    the index of the first element, which the rounding hashes. Nothing waits; the last launch's event, None where x is
+    empty.
     """
     levels = code_levels(check_bits(bits))
     stored = "int8" if bits <= 8 else "int16"
@@ -202,48 +63,93 @@ def launch_quantize(
     if x.size == 0:
         return None
     style = Style(x.element, stored, seed is not None, multiplier is not None)
-    chance = Chance(levels, seed or 0)
-    factors = () if multiplier is None else (multiplier,)
     if inner == 1:
-        # Its transpose lies as it does.
-        factors_aligned = multiplier is None or multiplier.alignment >= 16
-        aligned = aligned_rows(length, x) and codes.alignment >= 8 and factors_aligned
-        rows = _Rows(device, style, outer, length, aligned=aligned)
-        if rows.splits == 1:
-            return rows.launch("quantize_rows", *x.place, *factors, codes, scale, extra=chance.arguments)
-        parts = pooled(device, (outer, rows.splits), np.uint32)
-        rows.launch("absmax_rows", *x.place, *factors, parts)
-        _launch_scale(device, style, parts, scale, outer, along=True, levels=levels)
-        return rows.launch("scaled_rows", *x.place, *factors, codes, scale, extra=chance.arguments)
-    aligned = aligned_rows(inner, x) and codes.alignment >= 8 and scale.alignment >= 16
-    columns = _Columns(device, style, outer, length, inner, aligned=aligned)
+        # Transposed, it lies as it did.
+        return _launch_rows(device, style, x, codes, scale, outer, length, bits, seed or 0, multiplier, index_base)
+    factors = () if multiplier is None else (multiplier,)
+    aligned = aligned_rows(inner, x) and min(codes.alignment, scale.alignment) >= 16 and index_base % 4 == 0
+    columns = Columns(device, style, outer, length, inner, aligned=aligned)
     parts = pooled(device, (columns.splits, outer * inner), np.uint32)
     columns.launch("absmax_columns", *x.place, *factors, parts)
-    _launch_scale(device, style, parts, scale, outer * inner, along=False, levels=levels)
+    launch_scale(device, style, parts, scale, outer * inner, along=False, levels=levels)
     name = "scaled_transposed" if transposed else "scaled_columns"
-    words = length % 4 == 0 and codes.alignment >= 4
-    return columns.launch(
-        name, *x.place, *factors, scale, codes, extra=chance.arguments, whole_words=words and transposed
-    )
+    words = transposed and length % 4 == 0 and codes.alignment >= 4
+    chance = (np.float32(levels), np.uint32(seed or 0), np.uint64(index_base))
+    return columns.launch(name, *x.place, *factors, scale, codes, extra=chance, whole_words=words)
+
+
+def _launch_rows(
+    device: Device,
+    style: Style,
+    x: Operand,
+    codes: DeviceArray,
+    scale: DeviceArray,
+    outer: int,
+    length: int,
+    bits: int,
+    seed: int,
+    multiplier: DeviceArray | None = None,
+    index_base: int = 0,
+    *,
+    reports: bool = False,
+) -> Any:
+    """`launch_quantize` where inner is 1, in any style; reports: rows that are not finite, where the style saves."""
+    levels = code_levels(bits)
+    factors = () if multiplier is None else (multiplier,)
+    alignment = min(array.alignment for array in (codes, *factors))
+    aligned = aligned_rows(length, x) and alignment >= 16 and index_base % 4 == 0
+    rows = Rows(device, style, outer, length, aligned=aligned)
+    chance = (np.float32(levels), np.uint32(seed), np.uint64(index_base))
+    # A kernel that reports nothing takes a buffer that it does not touch.
+    faults: tuple[Any, ...] = ()
+    if style.save:
+        faults = (np.uint32(reports), faults_of(device) if reports else scale)
+    if rows.splits == 1:
+        return rows.launch("quantize_rows", *x.place, *factors, codes, scale, extra=chance + faults)
+    parts = pooled(device, (outer, rows.splits), np.uint32)
+    rows.launch("absmax_rows", *x.place, *factors, parts)
+    launch_scale(device, style, parts, scale, outer, along=True, levels=levels, extra=faults)
+    return rows.launch("scaled_rows", *x.place, *factors, codes, scale, extra=chance)
+
+
+def _launch_dequantize(
+    device: Device, style: Style, codes: DeviceArray, scale: DeviceArray, y: DeviceArray, view: tuple[int, int, int]
+) -> Any:
+    """Enqueue y [outer, length, inner] = codes * scale [outer, inner]; the launch's event."""
+    outer, length, inner = view
+    aligned = inner * length % 4 == 0 and min(y.alignment, codes.alignment, scale.alignment) >= 16
+    if inner == 1:
+        return Rows(device, style, outer, length, aligned=aligned).launch("dequantize_rows", codes, scale, y)
+    columns = Columns(device, style, outer, length, inner, aligned=aligned and inner % 4 == 0)
+    return columns.launch("dequantize_columns", codes, scale, y)
+
+
+def _launch_nibbles(device: Device, name: str, source: DeviceArray, target: DeviceArray, n: int) -> Any:
+    """Enqueue pack_int4 or unpack_int4 of n codes; the launch's event."""
+    global_size, per = flat_shape(device.info, ceil_div(n, 8))
+    shape = {"GPU": int(groups_share_rows(device.info)), "LANES": 1, "SLOTS": 1, "HELD": 0, "ALIGNED": 0}
+    kernel = render_kernel(device, name, Style("float32", "int4"), shape)
+    return kernel(global_size, None, source, target, np.uint64(n), np.uint64(per))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _operand(array: DeviceArray, tensor: torch.Tensor) -> Operand:
     """The operand of a visit's array of `tensor`'s values."""
-    element = str(tensor.dtype).removeprefix("torch.")
-    return Operand(array, array.shape, contiguous_strides(array.shape), 0, element, contiguous=True)
+    return Operand(array, array.shape, contiguous_strides(array.shape), 0, _name(tensor.dtype), contiguous=True)
 
 
 def _require(x: Any, bits: Any, seed: Any) -> int:
-    if not isinstance(x, torch.Tensor) or str(x.dtype).removeprefix("torch.") not in FLOATING:
-        got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-        raise TypeError(f"expected x as a tensor of torch.{', torch.'.join(FLOATING)}, got {got}")
+    require_dtype("x", x, *_FLOATING)
     if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 1 << 32):
         raise ValueError(f"expected a seed in 0..2^32-1, got {seed!r}")
     return check_bits(bits)
 
 
 def _least_scale(shape: tuple[int, ...], bits: int, like: torch.Tensor) -> torch.Tensor:
-    """The scale of rows without elements."""
+    """Scales of rows without elements."""
     least = np.float32(1e-12) / np.float32(code_levels(bits))
     return torch.full(shape, float(least), dtype=torch.float32, device=like.device)
 
@@ -255,11 +161,13 @@ def quantize_int8(
     seed: int | None = None,
     transposed: bool = False,
     multiplier: torch.Tensor | None = None,
+    index_base: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(codes int8, scale float32) of x [M, N], one scale a row along `dim`: [M] for dim 1, [N] for dim 0.
 
     x: float32, float16 or bfloat16. seed None rounds half to even. transposed (dim 0): codes are [N, M]. multiplier:
     float32, one number a place of the row, [N] for dim 1 and [M] for dim 0; x times it is what is quantised.
+    index_base: the index of x's first element, which the rounding hashes.
     """
     _require(x, 8, seed)
     if x.ndim != 2 or dim not in (0, 1) or (transposed and dim == 1):
@@ -289,5 +197,193 @@ def quantize_int8(
             seed=seed,
             transposed=transposed,
             multiplier=None if multiplier is None else cross.read(multiplier),
+            index_base=index_base,
         )
     return codes, scale
+
+
+def _view(shape: torch.Size, dim: Any) -> tuple[int, int, int]:
+    """A shape as (outer, length, inner) around `dim`; one number is a row of one."""
+    rank = max(len(shape), 1)
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -rank <= dim < rank:
+        raise ValueError(f"expected dim in {-rank}..{rank - 1}, got {dim!r}")
+    sizes = tuple(shape) or (1,)
+    dim %= rank
+    return math.prod(sizes[:dim]), sizes[dim], math.prod(sizes[dim + 1 :])
+
+
+def _drawn(seed: int | None) -> int:
+    return int(torch.randint(0, 1 << 32, ())) if seed is None else seed
+
+
+def quantize_codes(
+    x: torch.Tensor, bits: int, dim: int = -1, *, seed: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(codes, scale) of x, of any shape, in rows along `dim`, stochastically: the mean of codes*scale is x.
+
+    x: float32, float16 or bfloat16. codes: of x's shape, int8 to 8 bits and int16 to 15, in +-(2^(bits-1) - 1). scale:
+    float32, x's shape with 1 at `dim`. A row that is not finite has codes 0 and scale NaN. seed None draws one.
+    """
+    bits = _require(x, bits, seed)
+    outer, length, inner = _view(x.shape, dim)
+    shape = tuple(x.shape)
+    scales = tuple(1 if place == dim % x.ndim else size for place, size in enumerate(shape))
+    stored = torch.int8 if bits <= 8 else torch.int16
+    if x.numel() == 0:
+        return torch.empty(shape, dtype=stored, device=x.device), _least_scale(scales, bits, x)
+    device = ready_device(x)
+    with Crossing(device, x) as cross:
+        codes, codes_array = cross.output(shape, stored)
+        scale, scale_array = cross.output(scales)
+        launch_quantize(
+            device,
+            _operand(cross.read(x), x),
+            codes_array,
+            scale_array,
+            outer=outer,
+            length=length,
+            inner=inner,
+            bits=bits,
+            seed=_drawn(seed),
+        )
+    return codes, scale
+
+
+def _require_codes(codes: Any, scale: Any) -> tuple[int, int, int]:
+    require_dtype("codes", codes, torch.int8, torch.int16)
+    require_dtype("scale", scale, torch.float32)
+    require_together(codes=codes, scale=scale)
+    along = [dim for dim, (size, own) in enumerate(zip(codes.shape, scale.shape, strict=False)) if size != own]
+    if codes.ndim != scale.ndim or len(along) > 1 or any(scale.shape[dim] != 1 for dim in along):
+        raise ValueError(
+            f"expected scale of codes' shape with 1 in one dimension, got {list(scale.shape)} for {list(codes.shape)}"
+        )
+    return _view(codes.shape, along[0]) if along else (codes.numel(), 1, 1)
+
+
+def _dequantized(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    view = _require_codes(codes, scale)
+    if codes.numel() == 0:
+        return torch.empty(codes.shape, dtype=dtype, device=codes.device)
+    device = ready_device(codes)
+    with Crossing(device, codes) as cross:
+        result, target = cross.output(tuple(codes.shape), dtype)
+        style = Style(_name(dtype), _name(codes.dtype))
+        _launch_dequantize(device, style, cross.read(codes), cross.read(scale), target, view)
+    return result
+
+
+def dequantize_codes(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """codes * scale, float32 of codes' shape, from what `quantize_codes` gives."""
+    return _dequantized(codes, scale, torch.float32)
+
+
+def stochastic_quantize(x: torch.Tensor, bits: int, dim: int = -1, *, seed: int | None = None) -> torch.Tensor:
+    """x after `quantize_codes` and back, in x's dtype: an unbiased estimate of x on the grid of its rows.
+
+    It is a value: no gradient passes through it. Rows that are not finite come back NaN.
+    """
+    codes, scale = quantize_codes(x, bits, dim, seed=seed)
+    return _dequantized(codes, scale, x.dtype)
+
+
+def pack_int4(codes: torch.Tensor) -> torch.Tensor:
+    """int8 codes -8..7 of any shape, flat -> flat uint8, two in a byte: lo | hi<<4, each as code + 8.
+
+    The last of an odd count has the code -8 (nibble 0) beside it. Of codes beyond 4 bits the low ones count.
+    """
+    require_dtype("codes", codes, torch.int8)
+    return _nibbles("pack_int4", codes, codes.numel(), ceil_div(codes.numel(), 2), torch.uint8)
+
+
+def unpack_int4(packed: torch.Tensor, n: int) -> torch.Tensor:
+    """The first n codes, flat int8, of what `pack_int4` gives."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        raise ValueError(f"expected the number of codes as an integer >= 0, got {n!r}")
+    require_tensor("packed", packed, torch.uint8, (ceil_div(n, 2),))
+    return _nibbles("unpack_int4", packed, n, n, torch.int8)
+
+
+def _nibbles(name: str, source: torch.Tensor, n: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    if n == 0:
+        return torch.empty(0, dtype=dtype, device=source.device)
+    device = ready_device(source)
+    with Crossing(device, source) as cross:
+        result, target = cross.output((size,), dtype)
+        _launch_nibbles(device, name, cross.read(source), target, n)
+    return result
+
+
+def save_rows(x: torch.Tensor, bits: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(codes, scale) of x [M, n] for `restore_rows`, stochastically: bits + 16/n bits an element from 4 bits on.
+
+    codes: to 4 bits packed as `pack_int4` does, flat uint8; to 8 int8 [M, n]; to 15 int16 [M, n]. scale: bfloat16 [M],
+    max |x| / (2^(bits-1) - 1) rounded up, so that no element lies beyond the codes. NotFinite (a ValueError) for a row
+    that is not finite, or whose largest magnitude the scale cannot give back; for tensors on "opencl" at the next wait.
+    """
+    bits = _require(x, bits, seed)
+    if x.ndim != 2:
+        raise ValueError(f"expected x [M, n], got {list(x.shape)}")
+    M, n = x.shape
+    count = x.numel()
+    packed = bits <= 4
+    shape = (ceil_div(count, 2),) if packed else (M, n)
+    stored = torch.uint8 if packed else torch.int8 if bits <= 8 else torch.int16
+    if count == 0:
+        codes = torch.empty(shape, dtype=stored, device=x.device)
+        return codes, _least_scale((M,), bits, x).to(torch.bfloat16)
+    device = ready_device(x)
+    waits = operand_of(x) is None
+    with Crossing(device, x) as cross:
+        codes, target = cross.output(shape, stored)
+        scale, scales = cross.output((M,), torch.bfloat16)
+        source = _operand(cross.read(x), x)
+        # Pairs of rows of an odd length cross from row to row.
+        apart = packed and n % 2 == 1
+        name = "int8" if apart else "int4" if packed else _name(stored)
+        own = cross.scratch((M, n), np.int8) if apart else target
+        style = Style(source.element, name, stochastic=True, save=True)
+        _launch_rows(device, style, source, own, scales, M, n, bits, seed, reports=not waits)
+        if apart:
+            _launch_nibbles(device, "pack_int4", own, target, count)
+    if waits:
+        wrong = torch.isnan(scale).nonzero()
+        if len(wrong):
+            raise NotFinite(row_not_finite(int(wrong[0])))
+    return codes, scale
+
+
+def restore_rows(
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    bits: int,
+    shape: Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """[M, n] = codes * scale from what `save_rows` gave, each product rounded to float32, then to `dtype`."""
+    bits = check_bits(bits)
+    M, n = shape
+    packed = bits <= 4
+    if packed:
+        require_tensor("codes", codes, torch.uint8, (ceil_div(M * n, 2),))
+    else:
+        require_tensor("codes", codes, torch.int8 if bits <= 8 else torch.int16, (M, n))
+    require_tensor("scale", scale, torch.bfloat16, (M,))
+    require_together(codes=codes, scale=scale)
+    if dtype not in _FLOATING:
+        raise TypeError(f"expected dtype as {' or '.join(map(str, _FLOATING))}, got {dtype}")
+    if M * n == 0:
+        return torch.empty((M, n), dtype=dtype, device=codes.device)
+    device = ready_device(codes)
+    with Crossing(device, codes) as cross:
+        result, target = cross.output((M, n), dtype)
+        source = cross.read(codes)
+        name = "int4" if packed else _name(codes.dtype)
+        if packed and n % 2 == 1:
+            own = cross.scratch((M, n), np.int8)
+            _launch_nibbles(device, "unpack_int4", source, own, M * n)
+            source, name = own, "int8"
+        style = Style(_name(dtype), name, save=True)
+        _launch_dequantize(device, style, source, cross.read(scale), target, (M, n, 1))
+    return result

@@ -22,8 +22,16 @@ from memtrain_cl.reference.counter import (
 )
 from memtrain_cl.reference.matmul import counter_backward_, counter_forward, counter_grad_input, grad_weight
 from memtrain_cl.reference.proxy import proxy_moments
-from memtrain_cl.reference.stochastic import quantize_int8
-from memtrain_cl.reference.stochastic import quantize_int8
+from memtrain_cl.reference.stochastic import (
+    dequantize_codes,
+    pack_int4,
+    quantize_codes,
+    quantize_int8,
+    restore_rows,
+    save_rows,
+    stochastic_quantize,
+    unpack_int4,
+)
 
 __all__ = [
     "counter_backward_",
@@ -33,17 +41,23 @@ __all__ = [
     "counter_update_hashsr",
     "decode_dense",
     "decode_state",
+    "dequantize_codes",
     "encode_state",
     "grad_weight",
     "hash_u32",
     "pack_codes",
+    "pack_int4",
     "proxy_moments",
+    "quantize_codes",
     "quantize_int8",
-    "quantize_int8",
+    "restore_rows",
     "row_statistics",
+    "save_rows",
+    "stochastic_quantize",
     "stochastic_round",
     "ternary_gradient_unbiased",
     "uniform01",
     "unpack_codes",
+    "unpack_int4",
     "weight_to_counter_state",
 ]

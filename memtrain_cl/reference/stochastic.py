@@ -6,17 +6,20 @@ A row is what lies along one dimension; levels = 2^(bits-1) - 1. With everything
     scale = max(max |v|, 1e-12) / levels          NaN where an element is not finite, and the row's codes are then 0
     y = v / scale
     code = floor(y) + (u < y - floor(y)), or y rounded half to even; clamped to +-levels
-    u = uniform01(seed ^ hash_u32(i)), i the element's flat index in x (lo ^ hash_u32(hi) of its halves)
+    u = uniform01(seed ^ hash_u32(i)), i = base + the element's flat index in x (lo ^ hash_u32(hi) of its halves)
 
 so that the mean of code * scale over u is v: the estimate is unbiased.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from memtrain_cl.errors import NotFinite
 from memtrain_cl.formats import check_bits, code_levels
 from memtrain_cl.reference.codes import hash_u32, uniform01
 
@@ -34,14 +37,14 @@ def _scale(v: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.where(torch.isfinite(v).all(1), scale, torch.nan)
 
 
-def _codes(v: torch.Tensor, scale: torch.Tensor, bits: int, seed: int | None) -> torch.Tensor:
+def _codes(v: torch.Tensor, scale: torch.Tensor, bits: int, seed: int | None, base: int = 0) -> torch.Tensor:
     """Codes of v [outer, length, inner], as numbers."""
     levels = code_levels(bits)
     finite = torch.isfinite(scale)[:, None]
     y = torch.where(finite & (v.abs() >= _LEAST_NORMAL), v, 0.0) / torch.where(finite, scale[:, None], 1.0)
     if seed is None:
         return torch.round(y).clamp(-levels, levels)
-    index = torch.arange(v.numel()).reshape(v.shape)
+    index = base + torch.arange(v.numel()).reshape(v.shape)
     u = uniform01(seed ^ hash_u32((index & 0xFFFFFFFF) ^ hash_u32(index >> 32)))
     below = torch.floor(y)
     return (below + (u < y - below).to(torch.float32)).clamp(-levels, levels)
@@ -67,11 +70,12 @@ def quantize_int8(
     seed: int | None = None,
     transposed: bool = False,
     multiplier: torch.Tensor | None = None,
+    index_base: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(codes int8, scale float32) of x [M, N], one scale a row along `dim`: [M] for dim 1, [N] for dim 0.
 
     seed None rounds half to even. transposed (dim 0): codes are [N, M]. multiplier: float32, one number a place of the
-    row, [N] for dim 1 and [M] for dim 0; x times it is what is quantised.
+    row, [N] for dim 1 and [M] for dim 0; x times it is what is quantised. index_base: the index of x's first element.
     """
     _require(x, 8, seed)
     if x.ndim != 2 or dim not in (0, 1) or (transposed and dim == 1):
@@ -86,5 +90,96 @@ def quantize_int8(
         return codes.t() if transposed else codes, torch.full((x.shape[1 - dim],), 1e-12) / _levels(8)
     v = v.reshape(1, *x.shape) if dim == 0 else v.unsqueeze(2)
     scale = _scale(v, 8)
-    codes = _codes(v, scale, 8, seed).to(torch.int8).reshape(x.shape)
+    codes = _codes(v, scale, 8, seed, index_base).to(torch.int8).reshape(x.shape)
     return codes.t().contiguous() if transposed else codes, scale.reshape(-1)
+
+
+def _view(x: torch.Tensor, dim: Any) -> torch.Tensor:
+    """x as [outer, length, inner] around `dim`; one number is a row of one."""
+    rank = max(x.ndim, 1)
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -rank <= dim < rank:
+        raise ValueError(f"expected dim in {-rank}..{rank - 1}, got {dim!r}")
+    dim %= rank
+    sizes = tuple(x.shape) or (1,)
+    return x.reshape(math.prod(sizes[:dim]), sizes[dim], math.prod(sizes[dim + 1 :]))
+
+
+def quantize_codes(
+    x: torch.Tensor, bits: int, dim: int = -1, *, seed: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(codes, scale) of x, of any shape, in rows along `dim`, stochastically: the mean of codes*scale is x.
+
+    codes: of x's shape, int8 to 8 bits and int16 to 15. scale: float32, x's shape with 1 at `dim`. A row that is not
+    finite has codes 0 and scale NaN. seed None draws one from torch.
+    """
+    bits = _require(x, bits, seed)
+    v = _view(x.to(torch.float32), dim)
+    seed = int(torch.randint(0, 1 << 32, ())) if seed is None else seed
+    shape = tuple(1 if place == dim % x.ndim else size for place, size in enumerate(x.shape))
+    if x.numel() == 0:
+        return torch.zeros(x.shape, dtype=_stored(bits)), torch.full(shape, 1e-12) / _levels(bits)
+    scale = _scale(v, bits)
+    return _codes(v, scale, bits, seed).to(_stored(bits)).reshape(x.shape), scale.reshape(shape)
+
+
+def dequantize_codes(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """codes * scale, float32 of codes' shape."""
+    return codes.to(torch.float32) * scale
+
+
+def stochastic_quantize(x: torch.Tensor, bits: int, dim: int = -1, *, seed: int | None = None) -> torch.Tensor:
+    """x after `quantize_codes` and back, in x's dtype: an unbiased estimate of x on the grid of its rows."""
+    return dequantize_codes(*quantize_codes(x, bits, dim, seed=seed)).to(x.dtype)
+
+
+def pack_int4(codes: torch.Tensor) -> torch.Tensor:
+    """int8 codes -8..7 of any shape, flat -> flat uint8, two in a byte: lo | hi<<4, each as code + 8.
+
+    The last of an odd count has the code -8 (nibble 0) beside it.
+    """
+    flat = codes.reshape(-1).to(torch.int16) + 8 & 15
+    pairs = torch.cat([flat, flat.new_zeros(flat.numel() % 2)]).reshape(-1, 2)
+    return (pairs[:, 0] | pairs[:, 1] << 4).to(torch.uint8)
+
+
+def unpack_int4(packed: torch.Tensor, n: int) -> torch.Tensor:
+    """The first n codes, flat int8, of what `pack_int4` gives."""
+    p = packed.to(torch.int16)
+    return (torch.stack([p & 15, p >> 4], dim=1).reshape(-1)[:n] - 8).to(torch.int8)
+
+
+def save_rows(x: torch.Tensor, bits: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(codes, scale) of x [M, n] for `restore_rows`, stochastically.
+
+    codes: to 4 bits packed as `pack_int4` does, flat uint8; to 8 int8 [M, n]; to 15 int16 [M, n]. scale: bfloat16 [M],
+    max(max |x|, 1e-12) / levels rounded up. NotFinite (a ValueError) for a row that is not finite, or whose largest
+    code times its scale is not.
+    """
+    bits = _require(x, bits, seed)
+    if x.ndim != 2:
+        raise ValueError(f"expected x [M, n], got {list(x.shape)}")
+    if x.numel() == 0:
+        codes = torch.zeros(x.shape, dtype=_stored(bits))
+        scale = (torch.full((x.shape[0],), 1e-12) / _levels(bits)).to(torch.bfloat16)
+        return (pack_int4(codes) if bits <= 4 else codes), scale
+    v = x.to(torch.float32).unsqueeze(2)
+    scale = ((_scale(v, bits).view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
+    wrong = (~torch.isfinite(scale * _levels(bits)[:, None])).nonzero()
+    if len(wrong):
+        raise NotFinite(f"expected finite numbers to save in few bits, got others in row {int(wrong[0, 0])}")
+    codes = _codes(v, scale, bits, seed).to(_stored(bits)).reshape(x.shape)
+    return (pack_int4(codes) if bits <= 4 else codes), scale.reshape(-1).to(torch.bfloat16)
+
+
+def restore_rows(
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    bits: int,
+    shape: Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """[M, n] = codes * scale from what `save_rows` gave, each product rounded to float32, then to `dtype`."""
+    M, n = shape
+    flat = unpack_int4(codes, M * n) if check_bits(bits) <= 4 else codes
+    return (flat.reshape(M, n).to(torch.float32) * scale.to(torch.float32)[:, None]).to(dtype)

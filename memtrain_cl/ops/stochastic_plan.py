@@ -1,0 +1,161 @@
+"""How kernels/stochastic.cl is launched: rows that are contiguous, whole or in parts, and rows that lie as columns do.
+
+Unproven: how the plans fare on GPUs other than NVIDIA's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memtrain_cl.array import DeviceArray
+from memtrain_cl.device import Device, DeviceInfo
+from memtrain_cl.errors import UnsupportedDevice
+from memtrain_cl.ops.launch import SIZE_LIMIT
+from memtrain_cl.ops.rows import row_shape
+from memtrain_cl.program import get_kernel
+from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
+
+#: Elements of a part of a row at least, where few rows leave a device's units without work, and a multiple of it.
+LEAST_PART = 1 << 14
+#: Work-items of a GPU's group that share a column, most and fewest; columns side by side.
+DEEP = (8, 2)
+WIDE = 32
+#: Groups that a compute unit of a GPU gets of columns, where the rows' length allows.
+GROUPS_PER_UNIT = 16
+#: Elements of a chunk of a column that an item takes at least.
+LEAST_CHUNK = 16
+#: Tiles of transposed codes, [length, columns], and a CPU item's columns; as kernels/_stochastic_columns.cl says.
+GPU_TILE, CPU_TILE = (128, 32), (64, 128)
+STRIP = 1024
+
+
+@dataclass(frozen=True)
+class Style:
+    """Constants of the template. element: of x, or of what comes back. codes: int8, int16 or int4."""
+
+    element: str
+    codes: str
+    stochastic: bool = False
+    multiplied: bool = False
+    save: bool = False
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """By the template's names."""
+        return {
+            "X": self.element,
+            "CODES": self.codes,
+            "STOCHASTIC": int(self.stochastic),
+            "MULTIPLIED": int(self.multiplied),
+            "SAVE": int(self.save),
+        }
+
+
+def _spread(info: DeviceInfo, lines: int, length: int, least: int) -> int:
+    """Into how many parts of `least` elements or more each of `lines` lines is cut, to give every unit work."""
+    wanted = info.compute_units * (GROUPS_PER_UNIT if groups_share_rows(info) else BLOCKS_PER_UNIT)
+    return max(1, min(ceil_div(wanted, lines), length // least))
+
+
+def render_kernel(device: Device, name: str, style: Style, shape: dict[str, int], deep: int = 1) -> Any:
+    """The kernel `name` of kernels/stochastic.cl. shape: GPU and the constants of _rows.cl; deep: DEEP."""
+    return get_kernel(device, "stochastic", name, NAME=name, DEEP=deep, **style.constants, **shape)
+
+
+def _sizes(*values: int) -> tuple[np.uint32, ...]:
+    return tuple(np.uint32(value) for value in values)
+
+
+class Rows:
+    """Launches over rows [rows, n] that are contiguous; a row is cut into parts where rows are few."""
+
+    def __init__(self, device: Device, style: Style, rows: int, n: int, *, aligned: bool) -> None:
+        self.device, self.style, self.rows = device, style, rows
+        few = rows < device.info.compute_units
+        self.splits = _spread(device.info, rows, n, LEAST_PART) if few else 1
+        self.part = ceil_div(ceil_div(n, self.splits), LEAST_PART) * LEAST_PART if self.splits > 1 else n
+        self.splits = ceil_div(n, self.part)
+        self.length = n
+        self.shape = row_shape(device, rows * self.splits, self.part, aligned=aligned)
+
+    def launch(self, name: str, *arguments: Any, extra: tuple[Any, ...] = ()) -> Any:
+        """The kernel `name` over every part; the launch's event."""
+        held = self.shape.constants["HELD"] if name == "quantize_rows" else 0
+        kernel = render_kernel(self.device, name, self.style, {**self.shape.constants, "HELD": held})
+        sizes = _sizes(self.part, self.rows * self.splits, self.shape.per, self.splits, self.length)
+        return kernel(self.shape.global_size, self.shape.local_size, *arguments, *sizes, *extra)
+
+
+class Columns:
+    """Launches over rows whose elements lie `inner` apart, [outer, length, inner]."""
+
+    def __init__(self, device: Device, style: Style, outer: int, length: int, inner: int, *, aligned: bool) -> None:
+        if max(outer, length, inner) >= SIZE_LIMIT:
+            raise UnsupportedDevice(f"expected sizes below 2^31, got {outer}, {length} and {inner}")
+        self.device, self.style = device, style
+        self.outer, self.length, self.inner = outer, length, inner
+        self.gpu = groups_share_rows(device.info)
+        self.aligned = aligned and self.gpu
+        self.deep = (DEEP[0] if device.info.max_work_group_size >= WIDE * DEEP[0] else DEEP[1]) if self.gpu else 1
+        self.strips = ceil_div(inner, STRIP)
+        lines = ceil_div(outer * inner, WIDE * self.step) if self.gpu else outer * self.strips
+        self.splits = _spread(device.info, lines, length, LEAST_CHUNK * self.deep)
+        self.chunk = ceil_div(length, self.splits)
+        self.splits = ceil_div(length, self.chunk)
+
+    @property
+    def step(self) -> int:
+        """Columns that an item of a GPU takes side by side."""
+        return 4 if self.aligned else 1
+
+    def launch(self, name: str, *arguments: Any, extra: tuple[Any, ...] = (), whole_words: bool = False) -> Any:
+        """The kernel `name`; the launch's event. whole_words: of transposed codes, along their rows."""
+        columns = self.outer * self.inner
+        chunk = self.chunk
+        if self.gpu:
+            step = 1 if name == "scaled_transposed" else self.step
+            groups = ceil_div(self.length, GPU_TILE[0]) if name == "scaled_transposed" else self.splits
+            global_size: tuple[int, ...] = (ceil_div(columns, WIDE * step) * WIDE, groups * self.deep)
+            local_size: tuple[int, ...] = (WIDE, self.deep)
+        else:
+            local_size = (1, 1)
+            if name == "absmax_columns":
+                global_size = (self.outer * self.strips, self.splits)
+                extra = (np.uint32(self.strips), *extra)
+            elif name == "scaled_transposed":
+                global_size = (ceil_div(columns, CPU_TILE[1]), ceil_div(self.length, CPU_TILE[0]))
+            else:
+                stretches = self.outer * self.length
+                chunk = ceil_div(stretches, self.device.info.compute_units * BLOCKS_PER_UNIT)
+                global_size = (ceil_div(stretches, chunk), 1)
+        aligned = whole_words if name == "scaled_transposed" else self.aligned
+        shape = {"GPU": int(self.gpu), "LANES": 1, "SLOTS": 1, "HELD": 0, "ALIGNED": int(aligned and self.gpu)}
+        kernel = render_kernel(self.device, name, self.style, shape, self.deep)
+        sizes = (np.uint64(self.inner), np.uint64(columns), *_sizes(self.length, chunk))
+        return kernel(global_size, local_size, *arguments, *sizes, *extra)
+
+
+def launch_scale(
+    device: Device,
+    style: Style,
+    parts: DeviceArray,
+    scale: DeviceArray,
+    columns: int,
+    *,
+    along: bool,
+    levels: int,
+    extra: tuple[Any, ...] = (),
+) -> Any:
+    """scale [columns] from parts [columns, count] (`along`) or [count, columns]; the launch's event."""
+    count = parts.size // columns
+    gpu = groups_share_rows(device.info)
+    per = 1 if gpu else ceil_div(columns, device.info.compute_units * BLOCKS_PER_UNIT)
+    shape = {"GPU": int(gpu), "LANES": 1, "SLOTS": 1, "HELD": 0, "ALIGNED": 0}
+    plain = Style("float32", "int8", save=style.save)
+    kernel = render_kernel(device, "absmax_scale", plain, shape)
+    apart, step = (count, 1) if along else (1, columns)
+    sizes = (np.uint64(columns), np.uint32(count), np.uint64(apart), np.uint64(step), np.uint64(per))
+    return kernel((ceil_div(columns, per),), None, parts, scale, *sizes, np.float32(levels), *extra)
