@@ -10,14 +10,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memtrain_cl import nn, ops, reference
+    from memtrain_cl import nn, ops, optim, reference
     from memtrain_cl.array import DeviceArray, from_dlpack
     from memtrain_cl.device import Device, DeviceInfo, devices, get_device, put_first, use_device
     from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, OutOfMemory, UnsupportedDevice
     from memtrain_cl.formats import C_DEFAULT
+    from memtrain_cl.nn.convert import CounterLinearWithBias, SwapReport, swap_linears_to_counter
     from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
+    from memtrain_cl.nn.memory import memory_report
     from memtrain_cl.ops.counter import counter_update_hashsr, pack_codes, unpack_codes
-    from memtrain_cl.reference.codes import decode_state, encode_state, hash_u32, stochastic_round, uniform01
+    from memtrain_cl.optim.controller import CounterController
+    from memtrain_cl.reference.codes import (
+        decode_state,
+        encode_state,
+        hash_u32,
+        stochastic_round,
+        uniform01,
+        weight_to_counter_state,
+    )
     from memtrain_cl.sharing import share
     from memtrain_cl.torch_device.fallback import fallbacks, reset_fallbacks, strict
     from memtrain_cl.torch_device.module import (
@@ -37,8 +47,11 @@ _HOMES = {
     "memtrain_cl.device": ("Device", "DeviceInfo", "devices", "get_device", "put_first", "use_device"),
     "memtrain_cl.errors": ("BuildError", "CorruptFile", "MemtrainError", "OutOfMemory", "UnsupportedDevice"),
     "memtrain_cl.formats": ("C_DEFAULT",),
+    "memtrain_cl.nn.convert": ("CounterLinearWithBias", "SwapReport", "swap_linears_to_counter"),
     "memtrain_cl.nn.counter": ("CompactCounterLinear", "PackedRMSCounterLinear", "RMSCounterLinear"),
+    "memtrain_cl.nn.memory": ("memory_report",),
     "memtrain_cl.ops.counter": ("counter_update_hashsr", "pack_codes", "unpack_codes"),
+    "memtrain_cl.optim.controller": ("CounterController",),
     "memtrain_cl.torch_device.fallback": ("fallbacks", "reset_fallbacks", "strict"),
     "memtrain_cl.torch_device.module": (
         "empty_cache",
@@ -49,17 +62,26 @@ _HOMES = {
         "reset_peak_memory_stats",
         "synchronize",
     ),
-    "memtrain_cl.reference.codes": ("decode_state", "encode_state", "hash_u32", "stochastic_round", "uniform01"),
+    "memtrain_cl.reference.codes": (
+        "decode_state",
+        "encode_state",
+        "hash_u32",
+        "stochastic_round",
+        "uniform01",
+        "weight_to_counter_state",
+    ),
     "memtrain_cl.sharing": ("share",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_SUBPACKAGES = ("nn", "ops", "reference")
+_SUBPACKAGES = ("nn", "ops", "optim", "reference")
 
 __all__ = [
     "C_DEFAULT",
     "BuildError",
     "CompactCounterLinear",
     "CorruptFile",
+    "CounterController",
+    "CounterLinearWithBias",
     "Device",
     "DeviceArray",
     "DeviceInfo",
@@ -67,6 +89,7 @@ __all__ = [
     "OutOfMemory",
     "PackedRMSCounterLinear",
     "RMSCounterLinear",
+    "SwapReport",
     "UnsupportedDevice",
     "counter_update_hashsr",
     "decode_state",
@@ -79,10 +102,12 @@ __all__ = [
     "hash_u32",
     "max_memory_allocated",
     "memory_allocated",
+    "memory_report",
     "memory_reserved",
     "memory_summary",
     "nn",
     "ops",
+    "optim",
     "pack_codes",
     "put_first",
     "reference",
@@ -91,10 +116,12 @@ __all__ = [
     "share",
     "stochastic_round",
     "strict",
+    "swap_linears_to_counter",
     "synchronize",
     "uniform01",
     "unpack_codes",
     "use_device",
+    "weight_to_counter_state",
 ]
 
 

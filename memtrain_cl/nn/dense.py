@@ -18,7 +18,7 @@ def _require_weight(weight: Any, threshold_ratio: Any) -> torch.Tensor:
         raise ValueError(f"expected a weight as a floating-point tensor [out, in], got {got}")
     if not 0.0 <= threshold_ratio < float("inf"):
         raise ValueError(f"expected threshold_ratio as a finite number >= 0, got {threshold_ratio!r}")
-    host = weight.detach().to("cpu", torch.float32)
+    host = weight.detach().to("cpu", torch.float32).contiguous()
     if not bool(torch.isfinite(host).all()):
         raise ValueError("expected a finite weight, got one with inf or nan")
     return host

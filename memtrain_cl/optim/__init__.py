@@ -1,0 +1,5 @@
+"""Optimizers in torch's shape."""
+
+from memtrain_cl.optim.controller import CounterController
+
+__all__ = ["CounterController"]
