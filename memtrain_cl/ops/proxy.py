@@ -11,6 +11,7 @@ from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.formats import LANES
+from memtrain_cl.homes import pooled
 from memtrain_cl.ops.launch import ready_device, require_tensor, require_together
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import (
@@ -31,15 +32,15 @@ def launch_proxy_moments(
     device: Device,
     grad_out: DeviceArray,
     x: DeviceArray,
-    lanes: DeviceArray,
     g_sq: DeviceArray,
     *,
     gate: DeviceArray | None = None,
 ) -> Any:
     """Enqueue g_sq [out, 1] of grad_out [M, out] and x [M, in], both with elements; nothing waits. The launch's event.
 
-    lanes: float32 [1024] of scratch. gate: a layer's clock, by which nothing happens in a step that does not fire.
+    gate: a layer's clock, by which nothing happens in a step that does not fire.
     """
+    lanes = pooled(device, (LANES,), np.dtype(np.float32))
     (tokens, out), count, units = grad_out.shape, x.size, device.info.compute_units
     # A buffer must be named where there is no gate.
     closing = (lanes if gate is None else gate, np.uint32(gate is not None))
@@ -73,6 +74,5 @@ def proxy_moments(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     device = ready_device(x)
     with Crossing(device, x) as cross:
         result, g_sq = cross.output((out, 1))
-        lanes = cross.scratch((LANES,), np.float32)
-        launch_proxy_moments(device, cross.read(grad_out), cross.read(x), lanes, g_sq)
+        launch_proxy_moments(device, cross.read(grad_out), cross.read(x), g_sq)
     return result
