@@ -30,7 +30,7 @@ from memtrain_cl.nn.accumulation import GradientSum
 from memtrain_cl.nn.averaging import Replicas, replicas_of
 from memtrain_cl.nn.cache import TernaryCache
 from memtrain_cl.nn.dense import FromDense
-from memtrain_cl.nn.function import CounterLinearFunction, rows_of, shaped_like
+from memtrain_cl.nn.function import CounterLinearFunction, flat_rows, rows_of, shaped_like
 from memtrain_cl.nn.options import Option, at_least, flag, one_of
 from memtrain_cl.nn.saving import SavedState
 from memtrain_cl.nn.uses import Use, Uses, in_backward
@@ -239,7 +239,7 @@ class CompactCounterLinear(FromDense, SavedState):
         if not bits:
             return (x,)
         codes, scale = self.ops.save_rows(
-            rows_of(x), bits, seed=stream_seed(step.use_seed(self, use.index), STREAM_INPUT)
+            flat_rows(x), bits, seed=stream_seed(step.use_seed(self, use.index), STREAM_INPUT)
         )
         return codes, scale
 

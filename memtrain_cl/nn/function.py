@@ -44,10 +44,15 @@ class CounterLinearFunction(torch.autograd.Function):
         return None if grad_x is None else shaped_like(grad_x, grad_out, ctx.dtype), None, None, None
 
 
+def flat_rows(x: torch.Tensor) -> torch.Tensor:
+    """x [..., n] as [M, n] of its own type."""
+    # Torch is asked for what is needed alone: on the device "opencl" each call costs more than a launch.
+    return x if x.ndim == 2 else x.detach().reshape(-1, x.shape[-1])
+
+
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """x [..., n] as float32 [M, n], without a gradient."""
-    # Torch is asked for what is needed alone: on the device "opencl" each call costs more than a launch.
-    flat = x if x.ndim == 2 else x.detach().reshape(-1, x.shape[-1])
+    flat = flat_rows(x)
     return flat if flat.dtype == torch.float32 else flat.detach().to(torch.float32)
 
 

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Iterator
 
 import torch
+import torch.utils.checkpoint
 from torch.autograd.function import FunctionCtx
 
 #: Where a Function's context keeps the uses of forwards that ran in it without a graph: a list of (Uses, Use).
@@ -47,10 +48,15 @@ def in_backward() -> bool:
 
 
 def _running_functions() -> Iterator[tuple[str, FunctionCtx]]:
-    """("forward" or "backward", context) of the autograd Functions whose code is running here, innermost first."""
+    """("forward" or "backward", context) of the autograd Functions whose code is running here, innermost first.
+
+    Up to where a checkpoint repeats its forward for a saved tensor: the Function that asked for that runs no body.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
+        if code.co_name == "unpack_hook" and code.co_filename == torch.utils.checkpoint.__file__:
+            return
         if code.co_name in ("forward", "backward") and code.co_argcount and code.co_varnames[0] != "self":
             context = frame.f_locals.get(code.co_varnames[0])
             if isinstance(context, FunctionCtx):
