@@ -20,6 +20,7 @@ from typing import Any
 from memtrain_cl._resources import kernels_dir
 from memtrain_cl.case import Case
 from memtrain_cl.cases_aten import aten_cases
+from memtrain_cl.cases_int8 import int8_cases
 from memtrain_cl.cases_stochastic import stochastic_cases
 from memtrain_cl.formats import CounterRule, check_c, state_row_bytes
 from memtrain_cl.program import expand_includes
@@ -223,6 +224,7 @@ CASES: tuple[Case, ...] = (
     *_moments_cases(),
     *_product_cases(),
     *_probe_cases(),
+    *int8_cases(),
     *stochastic_cases(),
     *aten_cases(),
 )

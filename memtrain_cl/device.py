@@ -50,6 +50,7 @@ os.register_at_fork(after_in_child=_after_fork)
 DeviceType = Literal["gpu", "accelerator", "cpu"]
 _CORRECTLY_ROUNDED_DIVIDE = 1 << 7
 _SUBNORMALS = 1 << 0
+_DOT_OF_WORDS = "__opencl_c_integer_dot_product_input_4x8bit_packed"
 _TYPE_SCORE = {"gpu": 2000, "accelerator": 1000, "cpu": 0}
 
 
@@ -58,7 +59,9 @@ class DeviceInfo:
     """What a device says of itself. Sizes in bytes; `index` is its place in `devices()`.
 
     `same_hardware_as` is the index of an earlier entry that drives the same hardware through another platform, or None.
+    `integer_dot`: dot products of four bytes in a word, built in where a program asks for OpenCL C 3.0.
     `short_loops`: found by the probe (probe.py) on an opened device, on which a work-item's loops end early.
+    `inline_vnni`: found on an opened device (inline_vnni.py); None before.
     """
 
     index: int
@@ -85,6 +88,7 @@ class DeviceInfo:
     inline_ptx: bool
     same_hardware_as: int | None = None
     short_loops: bool = False
+    inline_vnni: bool | None = None
 
     @property
     def label(self) -> str:
@@ -143,6 +147,13 @@ class Device:
         return f"Device({self.info.index}: {self.info.label})"
 
 
+def _features(device: Any) -> set[str]:
+    """Names of the optional features of OpenCL C 3.0 that the device's compiler has."""
+    with contextlib.suppress(import_pyopencl().Error, AttributeError):  # devices and bindings older than the question
+        return {feature.name for feature in device.opencl_c_features}
+    return set()
+
+
 def _read_info(index: int, platform: Any, device: Any) -> DeviceInfo:
     cl = import_pyopencl()
     extensions = set(device.extensions.split())
@@ -172,7 +183,7 @@ def _read_info(index: int, platform: Any, device: Any) -> DeviceInfo:
         fp16="cl_khr_fp16" in extensions,
         fp64="cl_khr_fp64" in extensions,
         subgroups="cl_khr_subgroups" in extensions,
-        integer_dot="cl_khr_integer_dot_product" in extensions,
+        integer_dot="cl_khr_integer_dot_product" in extensions and _DOT_OF_WORDS in _features(device),
         # The extension that names NVIDIA's compiler options is the device's own word that its compiler takes PTX.
         inline_ptx="cl_nv_compiler_options" in extensions,
     )

@@ -39,6 +39,9 @@ STREAM_REBASE, STREAM_PULSE, STREAM_INPUT, STREAM_GRAD_OUTPUT = 1, 2, 3, 4
 #: Of ours: grad_out quantised by token for grad_input, and an input that was saved in few bits quantised once more.
 STREAM_GRAD_INPUT, STREAM_SAVED_INPUT = 5, 6
 
+#: The longest sum of products of int8 codes that int32 is sure to hold; longer ones are summed in chunks.
+INT8_CHUNK = 131_072
+
 #: Virtual lanes of the one summation order (element j is summed in lane j mod LANES, then the lanes are halved).
 LANES = 1024
 

@@ -153,6 +153,8 @@ _programs: dict[tuple[Any, ...], Any] = {}
 
 def _build(device: Device, file: str, name: str, params: Mapping[str, Any]) -> Any:
     options = build_options(device)
+    if "STANDARD" in params:
+        options.append(f"-cl-std={params['STANDARD']}")
     source = render(file, params)
     # Equal text gives one program, also where two parameter sets render alike.
     key = (device.handle, device.context, source, tuple(options))
@@ -182,6 +184,7 @@ def _cached_kernel(device: Device, file: str, name: str, items: tuple[tuple[str,
 def get_kernel(device: Device, file: str, name: str, **params: Any) -> Kernel:
     """The kernel `name` of kernels/<file>.cl built for `device` with these template constants (hashable values).
 
+    A constant STANDARD names the OpenCL C to build as ("CL3.0"), for kernels that need more than the device's default.
     Raises BuildError with kernel, parameters, device and the compiler's log. Built once a process and constant set.
     """
     # With their types, since 1, 1.0 and True are equal and render differently.

@@ -25,6 +25,7 @@ from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_devi
 from memtrain_cl.formats import code_count
 from memtrain_cl.probe import faults
 from memtrain_cl.tuning import groups_share_rows
+from memtrain_cl.verify_int8 import CHECKS as OF_CODES
 from memtrain_cl.verify_stochastic import CHECKS as OF_ROWS
 
 
@@ -166,6 +167,7 @@ CHECKS: dict[str, Callable[[Case], Comparison]] = {
     "counter_grad_input": check_product,
     "grad_weight": check_product,
     "faults": check_probe,
+    **OF_CODES,
     **OF_ROWS,
 }
 

@@ -43,10 +43,13 @@ LEVELS = {
     "sharing": 2,
     "staging": 2,
     "tuning": 2,
+    "tuning_int8": 2,
+    "inline_vnni": 2,
     "ops": 3,
     "case": 3,
     "cases": 3,
     "cases_aten": 3,
+    "cases_int8": 3,
     "cases_stochastic": 3,
     "torch_device": 4,
     "_autoload": 4,
@@ -55,6 +58,7 @@ LEVELS = {
     "verify": 4,
     "verify_aten": 4,
     "verify_random": 4,
+    "verify_int8": 4,
     "verify_stochastic": 4,
     "nn": 4,
     "optim": 4,
@@ -65,7 +69,7 @@ LEVELS = {
 REFERENCE_IMPORTS = {"errors", "formats", "reference"}
 #: The oracle checks the launchers and must not lean on them, nor they on it; commands compare the two, a layer packs
 #: its first state with the oracle's codec, since making a layer opens no device.
-REFERENCE_USERS = {"cli", "nn", "reference", "verify", "verify_stochastic"}
+REFERENCE_USERS = {"cli", "nn", "reference", "verify", "verify_int8", "verify_stochastic"}
 MAX_LINES = 500
 
 

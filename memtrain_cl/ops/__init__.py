@@ -9,6 +9,12 @@ from memtrain_cl.ops.counter import (
     unpack_codes,
 )
 from memtrain_cl.ops.matmul_counter import counter_backward_, counter_forward, counter_grad_input, grad_weight
+from memtrain_cl.ops.matmul_int8 import (
+    counter_forward_int8,
+    counter_grad_input_int8,
+    grad_weight_int8,
+    int8_product,
+)
 from memtrain_cl.ops.proxy import proxy_moments
 from memtrain_cl.ops.stochastic import (
     dequantize_codes,
@@ -20,16 +26,22 @@ from memtrain_cl.ops.stochastic import (
     stochastic_quantize,
     unpack_int4,
 )
+from memtrain_cl.ops.ternary import decode_ternary
 
 __all__ = [
     "counter_backward_",
     "counter_forward",
+    "counter_forward_int8",
     "counter_grad_input",
+    "counter_grad_input_int8",
     "counter_update_",
     "counter_update_hashsr",
     "decode_dense",
+    "decode_ternary",
     "dequantize_codes",
     "grad_weight",
+    "grad_weight_int8",
+    "int8_product",
     "pack_codes",
     "pack_int4",
     "proxy_moments",

@@ -21,6 +21,12 @@ from memtrain_cl.reference.counter import (
     unpack_codes,
 )
 from memtrain_cl.reference.matmul import counter_backward_, counter_forward, counter_grad_input, grad_weight
+from memtrain_cl.reference.matmul_int8 import (
+    counter_forward_int8,
+    counter_grad_input_int8,
+    grad_weight_int8,
+    int8_product,
+)
 from memtrain_cl.reference.proxy import proxy_moments
 from memtrain_cl.reference.stochastic import (
     dequantize_codes,
@@ -32,19 +38,25 @@ from memtrain_cl.reference.stochastic import (
     stochastic_quantize,
     unpack_int4,
 )
+from memtrain_cl.reference.ternary import decode_ternary
 
 __all__ = [
     "counter_backward_",
     "counter_forward",
+    "counter_forward_int8",
     "counter_grad_input",
+    "counter_grad_input_int8",
     "counter_update_",
     "counter_update_hashsr",
     "decode_dense",
     "decode_state",
+    "decode_ternary",
     "dequantize_codes",
     "encode_state",
     "grad_weight",
+    "grad_weight_int8",
     "hash_u32",
+    "int8_product",
     "pack_codes",
     "pack_int4",
     "proxy_moments",
