@@ -70,6 +70,9 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
 // element in the whole layer, which the rounding hashes. A work-item owns `per` rows.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void counter_update(${update_parameters()}) {
+% if CLOCK:
+    if (clock[2] == 0) return;
+% endif
     const uint first = get_global_id(0) * per;
     const uint last = min(first + per, rows);
     ${streams()}
@@ -84,7 +87,7 @@ void counter_update(${update_parameters()}) {
         float peak;
 % endif
         const float2 sums = row_sums(row, grad, n${", &peak" if TERNARY else ""});
-        const RowStep step = row_step(sums.x, sums.y, scale[o], ${"v[o]" if USE_RMS else "0.0f"}, ${"s_base[o], " if LAZY else ""}${"g_sq[o], " if PROXY else ""}n, lr, lr_scale, beta,
+        const RowStep step = row_step(sums.x, sums.y, scale[o], ${"v[o]" if USE_RMS else "0.0f"}, ${"s_base[o], " if LAZY else ""}${"g_sq[o], " if PROXY else ""}n, ${rate()}, lr_scale, beta,
                                       one_minus_beta, eps, clip, inv_sqrt_in);
         if (step.skip) {
             skipped++;

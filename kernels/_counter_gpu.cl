@@ -156,6 +156,9 @@ void counter_update(${update_parameters()}) {
 % if TERNARY:
     __local uint shared_peak;
 % endif
+% if CLOCK:
+    if (clock[2] == 0) return;
+% endif
     const uint lid = get_local_id(0);
     const uint tile_row = get_group_id(0);
     const size_t o = (size_t)first_row + tile_row;
@@ -180,7 +183,7 @@ void counter_update(${update_parameters()}) {
     atomic_max(&shared_peak, as_uint(fmax(fmax(lanes.peaks.x, lanes.peaks.y), fmax(lanes.peaks.z, lanes.peaks.w))));
 % endif
     if (lid == 0) {
-        const RowStep step = row_step(sums.x, sums.y, s_old, v_old, ${"base_old, " if LAZY else ""}${"given, " if PROXY else ""}n, lr, lr_scale, beta,
+        const RowStep step = row_step(sums.x, sums.y, s_old, v_old, ${"base_old, " if LAZY else ""}${"given, " if PROXY else ""}n, ${rate()}, lr_scale, beta,
                                       one_minus_beta, eps, clip, inv_sqrt_in);
         shared_k = step.k;
         shared_r = step.r;

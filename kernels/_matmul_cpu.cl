@@ -125,8 +125,11 @@ inline void fill_panel(${PANEL_SPACE} float *panel, const __global ${RIGHT_STORE
 % if not LEFT:
 // A work-item makes TILE_K rows of one panel.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void pack_panels(const __global ${stored(RIGHT_TYPE)} *right, __global float *panels, const ulong right0, const ulong right_z,
-                 const uint N, const uint K, const uint ldb) {
+void pack_panels(const __global ${stored(RIGHT_TYPE)} *right, __global float *panels, ${"const __global long *gate, " if GATE else ""}const ulong right0,
+                 const ulong right_z, const uint N, const uint K, const uint ldb) {
+% if GATE:
+    if (gate[2] == 0) return;
+% endif
     const uint n = get_global_id(0) * PANEL;
     const uint k = get_global_id(1) * ${TILE_K};
     const size_t panel = get_global_id(2) * get_global_size(0) + get_global_id(0);
@@ -170,8 +173,11 @@ inline void fill_tiles(${TILE_SPACE} float *tiles, const __global ${stored(LEFT_
 % if not RIGHT:
 // A work-item makes TILE_ROWS by TILE_K elements of tiles.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void pack_tiles(const __global ${stored(LEFT_TYPE)} *left, __global float *tiles, const ulong left0, const ulong left_z,
-                const uint M, const uint K, const uint lda) {
+void pack_tiles(const __global ${stored(LEFT_TYPE)} *left, __global float *tiles, ${"const __global long *gate, " if GATE else ""}const ulong left0,
+                const ulong left_z, const uint M, const uint K, const uint lda) {
+% if GATE:
+    if (gate[2] == 0) return;
+% endif
     const uint m = get_global_id(0) * ${TILE_ROWS};
     const uint k = get_global_id(1) * ${TILE_K};
     const size_t block = (get_global_id(2) * get_global_size(0) + get_global_id(0)) * get_global_size(1) + get_global_id(1);

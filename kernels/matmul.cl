@@ -14,9 +14,11 @@
 // The third dimension of the launch counts z * splits + split: each split of K makes a result of its own (out_z apart), which
 // kernels/matvec.cl sums in their order. Every operand begins left0, right0, out0, add0 elements into its buffer.
 //
+// GATE: the kernels do nothing while gate[2], whether a layer's clock fires, is 0.
+//
 // No dense weight exists beside a counter layer: a tile of it at most, in local memory. Launched by memtrain_cl/ops/matmul.py.
 // Constants: GPU (work-groups with tiles of both operands in local memory) or not (a work-item with a register tile beside
-// panels); LEFT, RIGHT, the three element types, C, PACKED, ALIGNED (rows of a and dense b begin on four whole elements), EPILOGUE,
+// panels); LEFT, RIGHT, the three element types, C, PACKED, ALIGNED (rows of a and dense b begin on four whole elements), EPILOGUE, GATE,
 // and the shape's own, below.
 <% VECTOR_WIDTHS = (1, 4) if GPU else (1, 4, 8) %>
 #include "_types.cl"
@@ -79,11 +81,17 @@ const __global ${stored(LEFT_TYPE)} *left, const __global ${RIGHT_STORED} *right
             const __global ${stored(OUT_TYPE)} *add, const ulong add0, const ulong add_z, const ulong add_m, const ulong add_n,
             const float alpha, const float beta,
 % endif
+% if GATE:
+            const __global long *gate,
+% endif
             const ulong left0, const ulong right0, const ulong out0, const ulong left_z, const ulong right_z, const ulong out_z,
             const uint M, const uint N, const uint K, const uint lda, const uint ldb, const uint m_per, const uint n_per,
             const uint k_per, const uint splits</%def>
 // This item's matrices and its part of K.
 <%def name="begin()">
+% if GATE:
+    if (gate[2] == 0) return;
+% endif
     const uint z = get_global_id(2) / splits;
     const uint k_first = (get_global_id(2) - z * splits) * k_per;
     const uint k_last = min(k_first + k_per, K);

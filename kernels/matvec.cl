@@ -9,7 +9,7 @@
 //
 // rows, GPU: a group of 256 items takes 256 / LANES rows, LANES items each. columns, GPU: a group of 32 by 8 items takes 32 columns.
 // CPU: a work-item takes m_per rows, or as many columns with their sums in local memory. Launched by memtrain_cl/ops/matmul.py.
-// Constants: GPU, MATRIX, IN_TYPE, OUT_TYPE, EPILOGUE, LANES (1 on CPUs).
+// Constants: GPU, MATRIX, IN_TYPE, OUT_TYPE, EPILOGUE, LANES (1 on CPUs), GATE (as in kernels/matmul.cl).
 <% HELD = 1024 %>
 #include "_types.cl"
 
@@ -30,6 +30,14 @@ inline float8 in_8(const __global ${stored(IN_TYPE)} *p, const size_t i) {
             const __global ${stored(OUT_TYPE)} *add, const ulong add0, const ulong add_z, const ulong add_m, const ulong add_n,
             const float alpha, const float beta,
 % endif
+% if GATE:
+            const __global long *gate,
+% endif
+</%def>
+<%def name="begin()">
+% if GATE:
+    if (gate[2] == 0) return;
+% endif
 </%def>
 <%def name="finish(z, m, n, at, sum)">
 % if EPILOGUE:
@@ -43,6 +51,7 @@ void matvec(const __global ${stored(IN_TYPE)} *a, const __global ${stored(IN_TYP
             ${epilogue_parameters()}
             const ulong a0, const ulong x0, const ulong out0, const ulong a_z, const ulong x_z, const ulong out_z,
             const uint M, const uint K, const uint lda, const uint m_per, const uint k_per, const uint splits) {
+    ${begin()}
     const uint part = get_global_id(2);
     const uint z = part / splits;
     const uint k_first = (part - z * splits) * k_per;
@@ -145,6 +154,7 @@ void matvec(const __global ${stored(IN_TYPE)} *a, const __global ${stored(IN_TYP
 __kernel void sum_parts(const __global float *parts, __global ${stored(OUT_TYPE)} *out,
                         ${epilogue_parameters()}
                         const ulong out0, const uint M, const uint N, const ulong per, const uint splits) {
+    ${begin()}
     const ulong size = (ulong)M * N;
     const uint z = get_global_id(1);
     const ulong last = min(get_global_id(0) * per + per, size);

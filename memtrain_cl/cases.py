@@ -88,9 +88,10 @@ def update_case(
     mode: str = "exact",
     *,
     index_base: int = 0,
+    clock: bool = False,
     small: bool = False,
 ) -> Case:
-    """counter_update_ of a whole layer [rows, columns]; index_base: the index of its first element."""
+    """counter_update_ of a whole layer [rows, columns]; index_base: the index of its first element. clock: with one."""
     state = _state_bytes(rows, columns, C, packed)
     rule = make_rule({"C": C, "packed": packed, "mode": mode})
     # Row moments and bases of counters are read and written, estimated moments read.
@@ -101,11 +102,23 @@ def update_case(
         "counter_update",
         "counter_update_",
         {"rows": rows, "columns": columns},
-        options | ({"index_base": index_base} if index_base else {}),
+        options | ({"index_base": index_base} if index_base else {}) | ({"clock": True} if clock else {}),
         bytes_moved=2 * state + 4 * rows * columns + 8 * rows + beside * rows,
         flops=36 * rows * columns,
         small=small,
     )
+
+
+def advance_case(period: int, since: int) -> Case:
+    """advance_clock_ of a clock as it stands."""
+    sizes = {"period": period, "since": since}
+    return Case("clock", "advance_clock", "advance_clock_", sizes, bytes_moved=72, flops=0, small=True)
+
+
+def observe_case(flips: int, weights: int, fire: int = 1) -> Case:
+    """observe_clock_ after an update that changed `flips` of the `weights` of a layer."""
+    sizes = {"flips": flips, "weights": weights, "fire": fire}
+    return Case("clock", "observe_clock", "observe_clock_", sizes, bytes_moved=48, flops=0, small=True)
 
 
 def moments_case(tokens: int, rows: int, columns: int, *, small: bool = False) -> Case:
@@ -164,8 +177,9 @@ def _row_cases() -> list[Case]:
 def _update_cases() -> list[Case]:
     # Each set of constants is a program to build, which takes longer than its launches (a dozen seconds for the GPU
     # shape on llvmpipe): sizes are cheap, sets are not. The shape that a device does not choose runs these sets alone.
-    modes = ("exact", "lagged_clip", "clipped_scale_clip", "clipped_scale_ternary", "proxy_lazy_ternary")
-    cases = [update_case(11, 68, mode=mode) for mode in modes]
+    modes = {"exact": False, "lagged_clip": False, "clipped_scale_clip": False, "clipped_scale_ternary": False}
+    modes["proxy_lazy_ternary"] = True
+    cases = [update_case(11, 68, mode=mode, clock=clock) for mode, clock in modes.items()]
     cases += [update_case(9, 68, 1), update_case(11, 67, 8, False), update_case(9, 67, 43, False)]
     cases += [update_case(37, columns) for columns in (4, 8, 12)]
     cases += [update_case(37, columns, 8, False) for columns in (1, 2, 3, 5, 7, 8, 9)]
@@ -175,13 +189,13 @@ def _update_cases() -> list[Case]:
     cases += [update_case(9, 68, index_base=(1 << 32) - base) for base in (100, 136)]
     cases += [update_case(9, 67, 8, False, index_base=(1 << 32) - base) for base in (100, 134)]
     cases += [update_case(9, 68, index_base=(5 << 32) + 12), update_case(3, 1028, index_base=(1 << 32) - 1500)]
-    cases += [update_case(9, 12, mode=mode, small=True) for mode in modes]
+    cases += [update_case(9, 12, mode=mode, clock=clock, small=True) for mode, clock in modes.items()]
     cases += [update_case(9, 13, 8, False, small=True)]
     cases += [update_case(2, 1028, index_base=(1 << 32) - 1500, small=True), update_case(2, 1029, 8, False, small=True)]
     cases += [update_case(11, columns, 8, False, "lagged_lazy_clip") for columns in (1, 7, 67)]
     cases += [update_case(9, 67, 8, False, "lagged_lazy_clip", index_base=(1 << 32) - 100)]
     cases += [update_case(9, 13, 8, False, "lagged_lazy_clip", small=True)]
-    cases += [update_case(11, 1028, mode="proxy_lazy_ternary", index_base=(1 << 32) - 1500)]
+    cases += [update_case(11, 1028, mode="proxy_lazy_ternary", index_base=(1 << 32) - 1500, clock=True)]
 
     more = [update_case(11, 68, mode=mode) for mode in MODES if mode not in modes]
     more += [update_case(11, 67, 8, False, "clipped_scale_clip"), update_case(9, 68, 2), update_case(9, 68, 8)]
@@ -205,6 +219,14 @@ def _product_cases() -> list[Case]:
     return cases
 
 
+def _clock_cases() -> list[Case]:
+    cases = [advance_case(period, since) for period, since in ((1, 0), (2, 0), (2, 1), (8, 6), (8, 7), (2, 7))]
+    # On the borders of the rates, beside them, and beyond 32 bits.
+    edges = [(1001, 10**6), (1000, 10**6), (101, 10**6), (100, 10**6), (11, 10**6), (10, 10**6), (0, 1)]
+    edges += [(2**33 + 1, 2**33 * 1000), (2**33, 2**33 * 1000)]
+    return [*cases, *(observe_case(*edge) for edge in edges), observe_case(1001, 10**6, fire=0)]
+
+
 def _moments_cases() -> list[Case]:
     # Vectors of 8 columns and lanes of 1024, of tokens and of elements; rows ahead of 64 to 256.
     sizes = [(1, 1, 1), (7, 9, 13), (33, 40, 5), (1023, 8, 3), (1024, 7, 4), (1025, 17, 20), (2049, 9, 7)]
@@ -221,6 +243,7 @@ CASES: tuple[Case, ...] = (
     *_codec_cases(),
     *_row_cases(),
     *_update_cases(),
+    *_clock_cases(),
     *_moments_cases(),
     *_product_cases(),
     *_probe_cases(),

@@ -114,7 +114,11 @@ def check_update(case: Case) -> Comparison:
     seed = int(torch.randint(0, 1 << 32, (), generator=chance))
     rule = make_rule(case.options)
     estimate = grad.square().mean(dim=1, keepdim=True) * (0.5 + torch.rand(rows, 1, generator=chance))
-    more = {"index_base": case.options.get("index_base"), "g_sq": estimate if rule.rms_mode == "proxy" else None}
+    more = {
+        "index_base": case.options.get("index_base"),
+        "g_sq": estimate if rule.rms_mode == "proxy" else None,
+        "clock": torch.tensor([4, 0, 1, 2]) if case.options.get("clock") else None,
+    }
     ends = []
     for room in (ops, reference):
         state, scale, v, totals, s_base = (tensor.clone() for tensor in start)
@@ -122,6 +126,20 @@ def check_update(case: Case) -> Comparison:
         codes = reference.unpack_codes(state, columns) if case.options["packed"] else state
         ends.append((codes, scale, v, totals, s_base))
     return sum((compare_exact(got, want) for got, want in zip(*ends, strict=True)), Comparison())
+
+
+def check_clock(case: Case) -> Comparison:
+    """advance_clock_ and observe_clock_: the clock's four numbers."""
+    ends = []
+    for room in (ops, reference):
+        if case.op == "advance_clock_":
+            clock, totals = torch.tensor([case.shape["period"], case.shape["since"], 0, 3]), torch.tensor([4, 5, 6])
+            room.advance_clock_(clock, totals)
+        else:
+            clock, totals = torch.tensor([3, 1, case.shape["fire"], 5]), torch.tensor([4, 5 + case.shape["flips"], 6])
+            room.observe_clock_(clock, totals, case.shape["weights"])
+        ends.append(clock)
+    return compare_exact(*ends)
 
 
 def check_moments(case: Case) -> Comparison:
@@ -162,6 +180,8 @@ CHECKS: dict[str, Callable[[Case], Comparison]] = {
     "decode_dense": check_decode,
     "row_statistics": check_statistics,
     "counter_update_": check_update,
+    "advance_clock_": check_clock,
+    "observe_clock_": check_clock,
     "proxy_moments": check_moments,
     "counter_forward": check_product,
     "counter_grad_input": check_product,

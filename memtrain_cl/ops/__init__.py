@@ -1,5 +1,6 @@
 """One launcher a kernel: check the input, cross the bridge, launch. Names and signatures as `memtrain_cl.reference`."""
 
+from memtrain_cl.ops.clock import advance_clock_, observe_clock_
 from memtrain_cl.ops.counter import (
     counter_update_,
     counter_update_hashsr,
@@ -29,6 +30,7 @@ from memtrain_cl.ops.stochastic import (
 from memtrain_cl.ops.ternary import decode_ternary
 
 __all__ = [
+    "advance_clock_",
     "counter_backward_",
     "counter_forward",
     "counter_forward_int8",
@@ -42,6 +44,7 @@ __all__ = [
     "grad_weight",
     "grad_weight_int8",
     "int8_product",
+    "observe_clock_",
     "pack_codes",
     "pack_int4",
     "proxy_moments",

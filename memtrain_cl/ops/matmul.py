@@ -9,10 +9,11 @@ import functools
 
 import numpy as np
 
+from memtrain_cl.array import DeviceArray
 from memtrain_cl.device import Device
 from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.ops.matvec import NOTHING, Epilogue, Plan, matvec, sum_parts
+from memtrain_cl.ops.matvec import NOTHING, Epilogue, Plan, gate_arguments, matvec, sum_parts
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import MatmulShape, ceil_div, matmul_shape, packs
 
@@ -41,9 +42,9 @@ def _plan(
     right: tuple[str, int],
     types: tuple[str, str, str],
     between: tuple[int, int],
-    flags: tuple[bool, bool, bool],
+    flags: tuple[bool, bool, bool, bool],
 ) -> Plan:
-    aligned, epilogue, tiled = flags
+    aligned, epilogue, tiled, gated = flags
     batch, M, N, K = sizes
     shape = matmul_shape(device.info, M, N, K, batch, may_split=batch <= _SPLIT_LIMIT)
     split = shape.splits > 1
@@ -61,6 +62,7 @@ def _plan(
         ALIGNED=int(aligned and shape.gpu),
         EPILOGUE=int(epilogue and not split),
         TILED=int(tiled),
+        GATE=int(gated),
         **shape.constants,
     )
     counts = (M, N, K, left[1], right[1], shape.per, shape.columns, shape.k_per, shape.splits)
@@ -78,7 +80,13 @@ def _packing(
 
 
 def _pack(
-    device: Device, x: Operand, shape: MatmulShape, sizes: tuple[int, int, int], layout: dict[str, str], lead: int
+    device: Device,
+    x: Operand,
+    shape: MatmulShape,
+    sizes: tuple[int, int, int],
+    layout: dict[str, str],
+    lead: int,
+    gate: DeviceArray | None,
 ) -> tuple[Operand, int]:
     """An operand packed as floats, and the elements of each batch item.
 
@@ -99,6 +107,7 @@ def _pack(
         ALIGNED=0,
         EPILOGUE=0,
         TILED=0,
+        GATE=int(gate is not None),
         **constants,
         **shape.constants,
     )
@@ -106,7 +115,9 @@ def _pack(
     each = along * (deep * shape.block if tiles else K * shape.panel)
     packed = empty_operand(device, (batch * each,), "float32")
     places = (np.uint64(x.offset), np.uint64(x.strides[0] if len(x.shape) == 3 else 0))
-    kernel((along, deep, batch), (1, 1, 1), x, packed, *places, *map(np.uint32, (length, K, lead)))
+    kernel(
+        (along, deep, batch), (1, 1, 1), x, packed, *gate_arguments(gate), *places, *map(np.uint32, (length, K, lead))
+    )
     return packed, each
 
 
@@ -117,14 +128,22 @@ def _whole_fours(operand: Operand, lead: int, step: int) -> bool:
 
 
 def matmul(
-    a: Operand, b: Operand, out: Operand, *, add: Operand | None = None, alpha: float = 1.0, beta: float = 1.0
+    a: Operand,
+    b: Operand,
+    out: Operand,
+    *,
+    add: Operand | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    gate: DeviceArray | None = None,
 ) -> None:
     """out = alpha * (a @ b) + beta * add, with float32 sums rounded once.
 
     a [..., M, K], b [..., K, N], out [..., M, N]; at most one batch dimension, of equal size in all three (stride 0 to
     repeat an item). float32, float16 or bfloat16 each. a and b have a unit stride in one of their last two dimensions;
     out is contiguous and shares no memory with the others. add broadcasts to out's shape, has out's type and any
-    strides; it is not read where beta is 0. K = 0 gives beta * add. ValueError for shapes and strides that are not so.
+    strides; it is not read where beta is 0. K = 0 gives beta * add. gate: a layer's clock (int64 [4]) by which nothing
+    is computed in a step that does not fire. ValueError for shapes and strides that are not so.
     """
     if not (
         a.shape[:-2] == b.shape[:-2] == out.shape[:-2]
@@ -146,7 +165,7 @@ def matmul(
         for first in range(0, batch, _BATCH_LIMIT):
             pieces = [_items(x, first, min(_BATCH_LIMIT, batch - first)) for x in (a, b, out)]
             some = None if add is None else _items(add, first, min(_BATCH_LIMIT, batch - first))
-            matmul(*pieces, add=some, alpha=alpha, beta=beta)
+            matmul(*pieces, add=some, alpha=alpha, beta=beta, gate=gate)
         return
     epilogue = NOTHING if add is None and alpha == 1.0 else _epilogue(add, out.shape, alpha, beta)
     a_z, b_z = (a.strides[0], b.strides[0]) if len(out.shape) == 3 else (0, 0)
@@ -161,26 +180,26 @@ def matmul(
                 # The rows of b's transpose are what the vector meets.
                 (rows, lead), count, matrix, x, steps = (not right[0], right[1]), N, b, a, (b_z, a_z)
                 epilogue = Epilogue(epilogue.add, (epilogue.strides[0], epilogue.strides[2], 0), alpha, beta)
-            matvec(matrix, x, out, (batch, count, K), (lead, *steps), rows=rows, epilogue=epilogue)
+            matvec(matrix, x, out, (batch, count, K), (lead, *steps), rows=rows, epilogue=epilogue, gate=gate)
             return
     sizes, kind = (batch, M, N, K), ("dense" if right[0] else "dense_t", right[1])
     tiled, panels, shape = _packing(device, sizes, left, kind)
     if panels:
-        b, b_z = _pack(device, b, shape, (batch, N, K), {"RIGHT": kind[0]}, kind[1])
+        b, b_z = _pack(device, b, shape, (batch, N, K), {"RIGHT": kind[0]}, kind[1], gate)
         kind = ("panels", K)
     if tiled:
-        a, a_z = _pack(device, a, shape, (batch, M, K), {"LEFT": "rows" if left[0] else "columns"}, left[1])
+        a, a_z = _pack(device, a, shape, (batch, M, K), {"LEFT": "rows" if left[0] else "columns"}, left[1], gate)
         left = (left[0], ceil_div(K, shape.tile_k))
     aligned = _whole_fours(a, left[1], a_z) and _whole_fours(b, kind[1], b_z)
     types = (a.element, b.element, out.element)
-    plan = _plan(device, sizes, left, kind, types, (a_z, b_z), (aligned, epilogue.needed, tiled))
+    plan = _plan(device, sizes, left, kind, types, (a_z, b_z), (aligned, epilogue.needed, tiled, gate is not None))
     split = plan.parts > 1
     target = empty_operand(device, (batch * plan.parts, M, N), "float32") if split else out
-    extra = () if split else epilogue.arguments(out)
+    extra = (*(() if split else epilogue.arguments(out)), *gate_arguments(gate))
     starts = (np.uint64(a.offset), np.uint64(b.offset), np.uint64(target.offset))
     plan.kernel(plan.global_size, plan.local_size, a, b, target, *extra, *starts, *plan.arguments)
     if split:
-        sum_parts(target, out, batch, M, N, plan.parts, epilogue)
+        sum_parts(target, out, batch, M, N, plan.parts, epilogue, gate)
 
 
 def _epilogue(add: Operand | None, shape: tuple[int, ...], alpha: float, beta: float) -> Epilogue:

@@ -55,6 +55,7 @@ def _launch(
         ALIGNED=int(rows_aligned(left, K) and shape.gpu),
         EPILOGUE=0,
         TILED=0,
+        GATE=0,
         **shape.constants,
     )
     starts = (np.uint64(0),) * 6

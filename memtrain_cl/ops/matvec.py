@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from memtrain_cl.array import DeviceArray
 from memtrain_cl.device import Device
 from memtrain_cl.operand import Operand, empty_operand
 from memtrain_cl.program import Kernel, get_kernel
@@ -52,6 +53,11 @@ class Plan:
     parts: int
 
 
+def gate_arguments(gate: DeviceArray | None) -> tuple[DeviceArray, ...]:
+    """A gated kernel's argument for its gate; none where there is none."""
+    return () if gate is None else (gate,)
+
+
 @functools.lru_cache(maxsize=4096)
 def _matvec_plan(
     device: Device,
@@ -61,6 +67,7 @@ def _matvec_plan(
     sizes: tuple[int, int, int],
     steps: tuple[int, int, int],
     epilogue: bool,
+    gated: bool,
 ) -> Plan:
     batch, M, K = sizes
     lda, a_z, x_z = steps
@@ -76,6 +83,7 @@ def _matvec_plan(
         OUT_TYPE="float32" if split else out_type,
         EPILOGUE=int(epilogue and not split),
         LANES=shape.lanes,
+        GATE=int(gated),
     )
     arguments = (
         *map(np.uint64, (a_z, x_z, M)),
@@ -93,27 +101,38 @@ def matvec(
     *,
     rows: bool,
     epilogue: Epilogue = NOTHING,
+    gate: DeviceArray | None = None,
 ) -> None:
     """out[z, m] = sum_k a[z, m, k] * x[z, k], and the epilogue with m as its row.
 
     sizes: (batch, M, K).   steps: the stride between rows of k (rows) or of m (columns) of a, and a's and x's between
-    batch items; the other stride of a and that of x are 1. out is contiguous.
+    batch items; the other stride of a and that of x are 1. out is contiguous. gate: as in `matmul`.
     """
     device = out.array.device
-    plan = _matvec_plan(device, rows, a.element, out.element, sizes, steps, epilogue.needed)
+    plan = _matvec_plan(device, rows, a.element, out.element, sizes, steps, epilogue.needed, gate is not None)
     split = plan.parts > 1
     target = empty_operand(device, (sizes[0] * plan.parts, sizes[1]), "float32") if split else out
-    extra = () if split else epilogue.arguments(out)
+    extra = (*(() if split else epilogue.arguments(out)), *gate_arguments(gate))
     starts = (np.uint64(a.offset), np.uint64(x.offset), np.uint64(target.offset))
     plan.kernel(plan.global_size, plan.local_size, a, x, target, *extra, *starts, *plan.arguments)
     if split:
-        sum_parts(target, out, sizes[0], sizes[1], 1, plan.parts, epilogue)
+        sum_parts(target, out, sizes[0], sizes[1], 1, plan.parts, epilogue, gate)
 
 
 def sum_parts(
-    parts: Operand, out: Operand, batch: int, M: int, N: int, splits: int, epilogue: Epilogue = NOTHING
+    parts: Operand,
+    out: Operand,
+    batch: int,
+    M: int,
+    N: int,
+    splits: int,
+    epilogue: Epilogue = NOTHING,
+    gate: DeviceArray | None = None,
 ) -> None:
-    """out [batch, M, N] from parts float32 [batch*splits, M, N], summed in their order, and the epilogue."""
+    """out [batch, M, N] from parts float32 [batch*splits, M, N], summed in their order, and the epilogue.
+
+    gate: as in `matmul`.
+    """
     device = out.array.device
     kernel = get_kernel(
         device,
@@ -125,8 +144,9 @@ def sum_parts(
         OUT_TYPE=out.element,
         EPILOGUE=int(epilogue.needed),
         LANES=1,
+        GATE=int(gate is not None),
     )
     size = M * N
     per = 1 if groups_share_rows(device.info) else ceil_div(size, device.info.compute_units * BLOCKS_PER_UNIT)
     arguments = (np.uint64(out.offset), np.uint32(M), np.uint32(N), np.uint64(per), np.uint32(splits))
-    kernel((ceil_div(size, per), batch), None, parts, out, *epilogue.arguments(out), *arguments)
+    kernel((ceil_div(size, per), batch), None, parts, out, *epilogue.arguments(out), *gate_arguments(gate), *arguments)

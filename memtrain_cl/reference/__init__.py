@@ -3,6 +3,7 @@
 It favours simplicity over speed, shares no code with the launchers, and imports torch and formats alone.
 """
 
+from memtrain_cl.reference.clock import advance_clock_, observe_clock_
 from memtrain_cl.reference.codes import (
     decode_state,
     encode_state,
@@ -41,6 +42,7 @@ from memtrain_cl.reference.stochastic import (
 from memtrain_cl.reference.ternary import decode_ternary
 
 __all__ = [
+    "advance_clock_",
     "counter_backward_",
     "counter_forward",
     "counter_forward_int8",
@@ -57,6 +59,7 @@ __all__ = [
     "grad_weight_int8",
     "hash_u32",
     "int8_product",
+    "observe_clock_",
     "pack_codes",
     "pack_int4",
     "proxy_moments",

@@ -176,6 +176,7 @@ def counter_update_(
     index_base: int | None = None,
     s_base: torch.Tensor | None = None,
     g_sq: torch.Tensor | None = None,
+    clock: torch.Tensor | None = None,
 ) -> None:
     """One update in place of rows row_offset .. row_offset+R of a layer, from grad_w float32 [R, in].
 
@@ -183,20 +184,26 @@ def counter_update_(
     gains the counters moved, the ternary weights changed, the rows skipped. seed: the step's, uint32. index_base: the
     index of the tile's first element in the layer (row_offset*in by default), which the rounding hashes. s_base float32
     [out, 1]: the scale that the counters are calibrated to, read and written by the lazy rebase alone. g_sq float32
-    [out, 1]: the layer's estimates for rms_mode "proxy" (`proxy_moments`), None in other modes. ValueError when one of
-    the last two is missing.
+    [out, 1]: the layer's estimates for rms_mode "proxy" (`proxy_moments`), None in other modes. clock int64
+    [4] (`advance_clock_`): nothing happens where it does not fire, and lr is multiplied by its period where it does.
+    ValueError when s_base or g_sq is missing.
     """
     rows, n = grad_w.shape
     C, out = rule.C, state.shape[0]
     lazy = _require_rows("s_base", s_base, out, "scale_rebase='lazy'") if rule.scale_rebase == "lazy" else None
     given = _require_rows("g_sq", g_sq, out, "rms_mode='proxy'") if rule.rms_mode == "proxy" else None
+    lr = _float32(rule.lr)
+    if clock is not None:
+        if clock[2] == 0:
+            return
+        lr = lr * clock[0].to(torch.float32)
     tile = slice(row_offset, row_offset + rows)
     t, c = (part.to(torch.float32) for part in decode_state(_codes(state[tile], n, rule.packed), C))
     s = scale[tile, 0].clone()
     step = _row_steps(
         rule,
         n,
-        _float32(rule.lr),
+        lr,
         (lane_sum(grad_w * grad_w), lane_sum(grad_w * t)),
         s,
         v[tile, 0] if rule.use_rms and v is not None else None,
