@@ -33,6 +33,9 @@ RMS_MODES = ("exact", "lagged", "proxy")
 SCALE_REBASES = ("eager", "lazy")
 PULSE_MODES = ("direct", "ternary")
 
+#: Steps between the updates of a layer that decimates them.
+DECIMATION_PERIODS = (1, 2, 4, 8)
+
 #: The uses of chance in one step of a counter layer, each a stream of random numbers of its own. The rounding of the
 #: counters uses the step's seed itself.
 STREAM_REBASE, STREAM_PULSE, STREAM_INPUT, STREAM_GRAD_OUTPUT = 1, 2, 3, 4
@@ -105,7 +108,7 @@ class LayerState:
 
     state: uint8 [out, in/4*3], packed 6-bit codes.   scale, v, s_base: float32 [out]; v and s_base are None in a layer
     without row moments.   hyper: the constructor's options.   seed, step: the position in the rounding stream.
-    kind: the layer class's name.
+    kind: the layer class's name.   clock: of a layer that decimates updates, the period and the steps since the last.
     """
 
     in_features: int
@@ -119,6 +122,7 @@ class LayerState:
     seed: int = 0
     step: int = 0
     kind: str = "PackedRMSCounterLinear"
+    clock: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         check_c(self.C, packed=True)
@@ -133,6 +137,8 @@ class LayerState:
                 continue
             if row.dtype != np.float32 or row.shape != (self.out_features,):
                 raise ValueError(f"expected {name} float32 ({self.out_features},), got {row.dtype} {row.shape}")
+        if self.clock is not None and not (self.clock[0] in DECIMATION_PERIODS and 0 <= self.clock[1] < 1 << 63):
+            raise ValueError(f"expected clock as a period of {DECIMATION_PERIODS} and a number, got {self.clock}")
 
 
 @dataclass(frozen=True)

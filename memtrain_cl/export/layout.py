@@ -1,11 +1,12 @@
 """What an engine file says about itself: the JSON under its metadata key, and the bounds of a layer's values.
 
     {"format": 1, "created_by": version, "model": {...},
-     "layers": {"<layer>": {"in_features", "out_features", "C", "hyper": {...}, "seed", "step", "kind"}},
+     "layers": {"<layer>": {"in_features", "out_features", "C", "hyper": {...}, "seed", "step", "kind", "clock"}},
      "sha256": {"<tensor>": hex of its bytes}, "header_sha256": hex}
 
 ``header_sha256`` covers what the tensors' own sums do not: the rest of this JSON, and each tensor's name, dtype and
-shape. A file without it (or without ``kind``: PackedRMSCounterLinear) is read too.
+shape. A file without it (or without ``kind``: PackedRMSCounterLinear) is read too. ``clock``, [period, steps since the
+last update], is there in layers that decimate their updates.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 from memtrain_cl.export.codes import first_bad_code
 from memtrain_cl.export.hostile import corrupt, shorten
-from memtrain_cl.formats import LayerState, check_c, packed_row_bytes
+from memtrain_cl.formats import DECIMATION_PERIODS, LayerState, check_c, packed_row_bytes
 
 KEY = "memtrain_cl"
 FORMAT = 1
@@ -44,6 +45,7 @@ class LayerFacts:
     seed: int
     step: int
     kind: str
+    clock: tuple[int, int] | None
 
     @property
     def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -121,6 +123,7 @@ def build_metadata(
             "seed": layer.seed,
             "step": layer.step,
             "kind": layer.kind,
+            **({} if layer.clock is None else {"clock": list(layer.clock)}),
         }
     body = {
         "format": FORMAT,
@@ -185,6 +188,15 @@ class _Checker:
             raise corrupt(self.path, f"{where}.{key}", f"an integer in 0..{limit - 1}", value)
         return value
 
+    def clock(self, fields: Mapping[str, Any], where: str) -> tuple[int, int] | None:
+        value = fields.get("clock")
+        if value is None:
+            return None
+        numbers = isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
+        if not numbers or value[0] not in DECIMATION_PERIODS or not 0 <= value[1] < _SEED_LIMIT:
+            raise corrupt(self.path, f"{where}.clock", f"[one of {DECIMATION_PERIODS}, an integer >= 0]", value)
+        return value[0], value[1]
+
     def layer(self, name: str, fields: Any, header: Header) -> LayerFacts:
         where = f"{KEY}.layers.{name}"
         if not isinstance(fields, dict):
@@ -204,6 +216,7 @@ class _Checker:
             seed=self.number(fields, "seed", where, _SEED_LIMIT),
             step=self.number(fields, "step", where, _SEED_LIMIT),
             kind=kind,
+            clock=self.clock(fields, where),
         )
         if facts.hyper.get("C", C) != C:
             raise corrupt(self.path, f"{where}.hyper.C", f"{C}, the layer's C", facts.hyper["C"])

@@ -167,6 +167,7 @@ class EngineReader:
             seed=facts.seed,
             step=facts.step,
             kind=facts.kind,
+            clock=facts.clock,
         )
         fault = layer_fault(layer)
         if fault:
@@ -249,7 +250,7 @@ def _check_options(name: str, layer: CompactCounterLinear, stored: LayerState) -
 
 def verify_export(module: nn.Module, path: str | os.PathLike[str]) -> list[str]:
     """Names of what differs between a file and the live module, byte for byte: tensors, and "<layer>.seed", ".step",
-    ".C", ".hyper".
+    ".C", ".hyper", ".clock".
 
     A name that one side lacks is a difference. Empty: equal. The file's tensors are read one at a time.
     """
@@ -274,7 +275,7 @@ def verify_export(module: nn.Module, path: str | os.PathLike[str]) -> list[str]:
 def _layer_differences(name: str, live: LayerState, stored: LayerState) -> list[str]:
     names = [
         tensor_name(name, field)
-        for field in ("kind", "in_features", "out_features", "C", "hyper", "seed", "step")
+        for field in ("kind", "in_features", "out_features", "C", "hyper", "seed", "step", "clock")
         if getattr(live, field) != getattr(stored, field)
     ]
     ours, theirs = layer_tensors(name, live), layer_tensors(name, stored)

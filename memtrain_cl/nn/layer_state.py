@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +24,15 @@ def _row_values(column: torch.Tensor) -> np.ndarray:
 
 
 def layer_state(layer: CompactCounterLinear) -> LayerState:
-    """The layer as NumPy copies, its state packed (ValueError when C or in_features does not pack)."""
+    """The layer as NumPy copies, its state packed.
+
+    ValueError when C or in_features does not pack, and while a sum of gradients is under way, which has no place here.
+    """
+    if layer._sum.partial:
+        raise ValueError(
+            f"expected a layer between updates, got one with {layer._sum.rounds} of {layer.accumulate} backwards done; "
+            "state_dict holds their sum"
+        )
     rows = {name: getattr(layer, name, None) for name in ("v", "s_base")}
     return LayerState(
         in_features=layer.in_features,
@@ -36,20 +46,22 @@ def layer_state(layer: CompactCounterLinear) -> LayerState:
         seed=layer.seed,
         step=layer.step,
         kind=type(layer).__name__,
+        clock=(int(layer.clock[0]), int(layer.clock[1])) if layer.decimate_updates else None,
     )
 
 
 def load_layer_state(layer: CompactCounterLinear, state: LayerState) -> None:
     """Put a saved state, with its options and its place in the rounding stream, into a layer of the same shape and C.
 
-    ValueError, with nothing changed, when shape, C or row moments do not fit. The layer may use other storage than the
-    saved one.
+    ValueError, with nothing changed, when shape, C, row moments or an option do not fit. The layer may use another
+    storage than the saved one. A sum of gradients that was under way is dropped.
     """
     for name in ("in_features", "out_features", "C"):
         if getattr(layer, name) != getattr(state, name):
             raise ValueError(f"expected a layer with {name}={getattr(state, name)}, got {getattr(layer, name)}")
     if isinstance(layer, RMSCounterLinear) and state.v is None:
         raise ValueError(f"expected a state with row moments for {type(layer).__name__}, got one of {state.kind}")
+    _take_options(layer, state.hyper)
     packed = torch.from_numpy(state.state)
     scale = torch.from_numpy(state.scale)[:, None]
     layer.state.copy_(packed if layer.packed else unpack_codes(packed, state.in_features))
@@ -57,9 +69,23 @@ def load_layer_state(layer: CompactCounterLinear, state: LayerState) -> None:
     if isinstance(layer, RMSCounterLinear) and state.v is not None:
         layer.v.copy_(torch.from_numpy(state.v)[:, None])
         layer.s_base.copy_(scale if state.s_base is None else torch.from_numpy(state.s_base)[:, None])
-    for name in layer.hyper().keys() & state.hyper.keys():
-        setattr(layer, name, state.hyper[name])
+    if layer.decimate_updates:
+        layer.clock.copy_(torch.tensor([*(state.clock or (1, 0)), 0, 0]))
     layer.seed, layer.step = state.seed, state.step
+    layer._sum.clear()
+    layer._changed_outside()
+
+
+def _take_options(layer: CompactCounterLinear, hyper: Mapping[str, Any]) -> None:
+    before = layer.hyper()
+    try:
+        for name in before.keys() & hyper.keys():
+            setattr(layer, name, hyper[name])
+        layer.rule()
+    except ValueError:
+        for name, value in before.items():
+            setattr(layer, name, value)
+        raise
 
 
 def layer_from_state(state: LayerState, ops: ModuleType | None = None) -> CompactCounterLinear:

@@ -12,14 +12,12 @@ from typing import Any, Self
 
 import torch
 
-from memtrain_cl.formats import code_count
+from memtrain_cl.formats import DECIMATION_PERIODS, code_count
 from memtrain_cl.nn import accumulation
 from memtrain_cl.nn.cache import TernaryCache
 from memtrain_cl.nn.state import CounterState
 from memtrain_cl.nn.uses import Uses
 from memtrain_cl.reference.counter import unpack_codes
-
-_PERIODS = (1, 2, 4, 8)
 
 
 class SavedState(CounterState):
@@ -137,7 +135,7 @@ class SavedState(CounterState):
         if clock is not None:
             if not self.decimate_updates:
                 return "expected decimate_updates=True for a state with a clock, got False"
-            if tuple(clock.shape) != (4,) or int(clock[0]) not in _PERIODS:
-                return f"clock: expected [4] with a period of {', '.join(map(str, _PERIODS))}, got {clock.tolist()}"
+            if tuple(clock.shape) != (4,) or int(clock[0]) not in DECIMATION_PERIODS:
+                return f"clock: expected [4] with a period of {DECIMATION_PERIODS}, got {clock.tolist()}"
         shape = (self.out_features, self.in_features)
         return accumulation.sum_fault(kept, shape, accumulates=self.accumulate > 1 or self.reuse)
