@@ -98,6 +98,9 @@ void counter_update(${update_parameters()}) {
 % endif
         scale[o] = step.scale;
         ${"v[o] = step.v;" if USE_RMS else ""}
+% if CACHE:
+        __global ${stored(CACHE)} *cached = cache + o * n;
+% endif
         const ulong index = index_base + (ulong)tile_row * n;
         const uint low = (uint)index;
         const uint high = (uint)(index >> 32);
@@ -113,6 +116,15 @@ void counter_update(${update_parameters()}) {
             const uint8 codes = ${"cc_load_8(row + j / 4 * 3)" if PACKED else "convert_uint8(vload8(0, row + j))"};
             const float8 now = tick_8(${centred("codes", 8)}, ${pulse("g", 8)}, step.k, step.r, head, mixed, ${"rebase_mixed, " if LAZY else ""}&moved, &flipped);
             const uint8 ticked = ${codes_of("now", 8)};
+% if CACHE:
+            const float8 before = ${centred("codes", 8)};
+            // Hardly ever.
+            if (any(code_ternary_8(before) != code_ternary_8(now))) {
+% for e in range(8):
+                ${patch(f"j + {e}", f"before.s{e}", f"now.s{e}")}
+% endfor
+            }
+% endif
             ${"cc_store_8(row + j / 4 * 3, ticked)" if PACKED else "vstore8(convert_uchar8(ticked), 0, row + j)"};
         }
         for (uint q = vector_end / 4; 4 * q < n; q++) {
@@ -121,7 +133,13 @@ void counter_update(${update_parameters()}) {
             for (uint e = 0; e < 4 && 4 * q + e < n; e++) {
                 const uint at = low + 4 * q + e;
                 const uint head = hash_head_1(at ^ (at < low ? index_salt(high + 1) : salt));
+% if CACHE:
+                const float old = ${centred("now[e]", "")};
+% endif
                 const float tick = tick_1(${centred("now[e]", "")}, ${pulse("grad[4 * q + e]", 1)}, step.k, step.r, head, mixed, ${"rebase_mixed, " if LAZY else ""}&events, &flips);
+% if CACHE:
+                ${patch("4 * q + e", "old", "tick")}
+% endif
                 now[e] = ${codes_of("tick", "")};
             }
             store_codes_4(row, q, n, (uint4)(now[0], now[1], now[2], now[3]));

@@ -133,6 +133,11 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
         }
 % endif
 % endfor
+% if CACHE:
+% for e, lane in enumerate("xyzw"):
+        ${patch(f"4 * q + {e}", f"old.{lane}", f"now.{lane}")}
+% endfor
+% endif
 % if PACKED:
         // The 24-bit group as one exact sum; each code is its centred value plus ${3 * C - 2}.
         const float sum = EXACT_MAD(now.w, 262144.0f, EXACT_MAD(now.z, 4096.0f, EXACT_MAD(now.y, 64.0f, now.x)));
@@ -208,6 +213,9 @@ void counter_update(${update_parameters()}) {
         const float r = shared_r;
 % if TERNARY:
         const float peak = as_float(shared_peak);
+% endif
+% if CACHE:
+        __global ${stored(CACHE)} *cached = cache + o * n;
 % endif
         const ulong index = index_base + (ulong)tile_row * n;
         const uint low = (uint)index;

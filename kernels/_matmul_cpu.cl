@@ -30,7 +30,7 @@ BLOCK_A = TILE_ROWS // TILE_M * TILE_A
 % if DENSE:
 const __global ${stored(RIGHT_TYPE)} *row${e} = right + (size_t)(${j}) * ldb + k0;
 % else:
-const __global uchar *row${e} = right + (size_t)(${j}) * (${ROW_BYTES[PACKED].replace("n", "ldb")});
+const __global ${RIGHT_STORED} *row${e} = right + (size_t)(${j}) * (${ROW.replace("n", "ldb")});
 % endif
 </%def>
 <%
@@ -38,12 +38,16 @@ const __global uchar *row${e} = right + (size_t)(${j}) * (${ROW_BYTES[PACKED].re
 def eight_of(e):
     if DENSE:
         return f"right_8(row{e}, k)"
+    if CACHED:
+        return f"cached_8(row{e}, k0 + k)"
     codes = f"cc_load_8(row{e} + (k0 + k) / 4 * 3)" if PACKED else f"convert_uint8(vload8(0, row{e} + k0 + k))"
     return f"code_ternary_8(convert_float8(as_int8({codes})) - {3 * C - 2}.0f)"
 
 def one_of(e):
     if DENSE:
         return f"right_1(row{e}, k)"
+    if CACHED:
+        return f"cached_1(row{e}, k0 + k)"
     code = f"cc_unpack_1(row{e}, k0 + k)" if PACKED else f"row{e}[k0 + k]"
     return f"code_ternary_1(convert_float(as_int((uint){code})) - {3 * C - 2}.0f)"
 %>
@@ -66,26 +70,34 @@ inline void fill_panel(${PANEL_SPACE} float *panel, const __global ${RIGHT_STORE
             for (uint j = 0; j < PANEL; j++) panel[PANEL * k + j] = j < columns ? right_1(right, source + j) : 0.0f;
         }
     }
-% elif RIGHT == "counter":
+% elif RIGHT in ("counter", "cached"):
     // Row k of the state gives the panel's row k; ldb is the length of a state row in weights.
     const uint n = ldb;
     for (uint k = 0; k < kb; k++) {
-        const __global uchar *row = right + (size_t)(k0 + k) * (${ROW_BYTES[PACKED]});
+        const __global ${RIGHT_STORED} *row = right + (size_t)(k0 + k) * (${ROW});
         const float s = scale[k0 + k];
         if (columns == PANEL) {
 % for v in range(PANEL // 8):
             {
                 const uint j = n0 + ${8 * v};
+% if CACHED:
+                vstore8(s * cached_8(row, j), ${v}, panel + PANEL * k);
+% else:
                 const uint8 codes = ${"cc_load_8(row + j / 4 * 3)" if PACKED else "convert_uint8(vload8(0, row + j))"};
                 vstore8(s * code_ternary_8(${centred("codes", 8)}), ${v}, panel + PANEL * k);
+% endif
             }
 % endfor
         } else {
             for (uint j = 0; j < PANEL; j++) {
                 float w = 0.0f;
                 if (j < columns) {
+% if CACHED:
+                    w = s * cached_1(row, n0 + j);
+% else:
                     const uint code = ${"cc_unpack_1(row, n0 + j)" if PACKED else "row[n0 + j]"};
                     w = s * code_ternary_1(${centred("code", "")});
+% endif
                 }
                 panel[PANEL * k + j] = w;
             }
@@ -237,14 +249,14 @@ inline void add_sums(__global float *target, const __local float *sums, const __
     for (; j + 8 <= columns; j += 8) {
         float8 sum = vload8(0, sums + j);
         if (!first) sum += vload8(0, target + j);
-% if RIGHT == "counter_t":
+% if BY_COLUMN:
         if (last) sum *= vload8(0, scale + j);
 % endif
         vstore8(sum, 0, target + j);
     }
     for (; j < columns; j++) {
         const float sum = first ? sums[j] : sums[j] + target[j];
-        target[j] = ${"last ? sum * scale[j] : sum" if RIGHT == "counter_t" else "sum"};
+        target[j] = ${"last ? sum * scale[j] : sum" if BY_COLUMN else "sum"};
     }
 }
 

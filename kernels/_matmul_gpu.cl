@@ -12,6 +12,15 @@ inline float4 ${name}_within(const __global ${stored(t)} *p, const size_t i, con
     return (float4)(left > 0 ? ${name}_1(p, i) : 0.0f, left > 1 ? ${name}_1(p, i + 1) : 0.0f, left > 2 ? ${name}_1(p, i + 2) : 0.0f, 0.0f);
 }
 </%def>
+<%def name="weights_4(q)">${f"cached_group(row, {q}, n)" if CACHED else f"code_ternary_4(word_centred(load_word_4(row, {q}, n)))"}</%def>
+% if CACHED:
+// Group q of four weights of a cached row, zeros beyond its end.
+inline float4 cached_group(const __global ${RIGHT_STORED} *row, const uint q, const uint n) {
+    const uint j = 4 * q;
+    if (j + 4 <= n) return cached_4(row, j);
+    return (float4)(cached_1(row, j), j + 1 < n ? cached_1(row, j + 1) : 0.0f, j + 2 < n ? cached_1(row, j + 2) : 0.0f, 0.0f);
+}
+% endif
 ${bounded("left", LEFT_TYPE)}
 % if DENSE:
 ${bounded("right", RIGHT_TYPE)}
@@ -55,14 +64,14 @@ void matmul(${parameters()}) {
             *(__local float4 *)(tile_a + ak * ${PITCH} + am) = va;
 % endif
             float4 vb = (float4)(0.0f);
-% if RIGHT in ("counter_t", "dense_t"):
+% if BY_COLUMN:
             const uint bn = unit / ${TILE_K // 4};
             const uint bk = unit % ${TILE_K // 4} * 4;
             if (n0 + bn < N && k0 + bk < k_last) {
-% if RIGHT == "counter_t":
+% if not DENSE:
                 const uint n = ldb;
-                const __global uchar *row = right + (size_t)(n0 + bn) * (${ROW_BYTES[PACKED]});
-                vb = scale[n0 + bn] * code_ternary_4(word_centred(load_word_4(row, (k0 + bk) / 4, n)));
+                const __global ${RIGHT_STORED} *row = right + (size_t)(n0 + bn) * (${ROW});
+                vb = scale[n0 + bn] * ${weights_4("(k0 + bk) / 4")};
                 // Columns beyond the row's end meet zeros of a, but their codes are not weights.
 % else:
                 vb = right_within(right, (size_t)(n0 + bn) * ldb + k0 + bk, k_last - k0 - bk);
@@ -73,10 +82,10 @@ void matmul(${parameters()}) {
             const uint bk = unit / ${TILE // 4};
             const uint bn = unit % ${TILE // 4} * 4;
             if (k0 + bk < k_last && n0 + bn < N) {
-% if RIGHT == "counter":
+% if not DENSE:
                 const uint n = ldb;
-                const __global uchar *row = right + (size_t)(k0 + bk) * (${ROW_BYTES[PACKED]});
-                vb = scale[k0 + bk] * code_ternary_4(word_centred(load_word_4(row, (n0 + bn) / 4, n)));
+                const __global ${RIGHT_STORED} *row = right + (size_t)(k0 + bk) * (${ROW});
+                vb = scale[k0 + bk] * ${weights_4("(n0 + bn) / 4")};
 % else:
                 vb = right_within(right, (size_t)(k0 + bk) * ldb + n0 + bn, N - n0 - bn);
 % endif

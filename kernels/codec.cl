@@ -1,7 +1,7 @@
-// Counter codes between their storages: pack, unpack, decode to a dense weight.
+// Counter codes between their storages: pack, unpack, decode to a dense weight or to ternary weights in float16.
 //
-// Launched by memtrain_cl/ops/counter.py. Constants: GPU; WORDS (pack and unpack: whole multiples of sixteen codes on 16-byte borders,
-// on a GPU); C and PACKED, read by decode_dense.
+// Launched by memtrain_cl/ops/counter.py and cache.py. Constants: GPU; WORDS (pack and unpack: whole multiples of sixteen codes on 16-byte borders,
+// on a GPU); C and PACKED, read by decode_dense and decode_half.
 #pragma OPENCL FP_CONTRACT OFF
 
 <% VECTOR_WIDTHS = (4,) %>
@@ -73,6 +73,27 @@ __kernel void decode_dense(const __global uchar *state, const __global float *sc
             target[j] = w.x;
             if (j + 1 < n) target[j + 1] = w.y;
             if (j + 2 < n) target[j + 2] = w.z;
+        }
+    }
+}
+
+// t float16 [rows, n]; a work-item owns `per` groups of four of the row get_global_id(1).
+__kernel void decode_half(const __global uchar *state, __global half *t, const uint n, const uint per) {
+    const size_t o = get_global_id(1);
+    const uint groups = (n + 3) / 4;
+    const uint first = get_global_id(0) * per;
+    const uint last = min(first + per, groups);
+    const __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
+    __global half *target = t + o * (size_t)n;
+    for (uint q = first; q < last; q++) {
+        const float4 four = code_ternary_4(word_centred(load_word_4(row, q, n)));
+        const uint j = 4 * q;
+        if (j + 4 <= n) {
+            vstore_half4_rte(four, q, target);
+        } else {
+            vstore_half_rte(four.x, j, target);
+            if (j + 1 < n) vstore_half_rte(four.y, j + 1, target);
+            if (j + 2 < n) vstore_half_rte(four.z, j + 2, target);
         }
     }
 }

@@ -4,12 +4,13 @@
 // scale, v, grad_w   float32 [rows], [rows], [rows of the tile, in]
 // s_base, g_sq       float32 [rows] each: what LAZY reads and writes, what PROXY reads in place of the gradient's mean square
 // clock              int64 [4], see clock.cl: CLOCK updates only where it fires, by lr times its period
+// cache              CACHE [rows, in], the ternary weights as int8 or float16: those that change are written
 // One template, two shapes: GPU = 1 gives a work-group a row with the gradient kept in registers; GPU = 0 a work-item a block
 // of rows, in vectors of eight, without barriers.
 //
 // Launched by memtrain_cl/ops/counter.py.
 // Constants: C, PACKED, GPU; ALIGNED (grad_w's rows begin on 16 bytes and are whole groups of four); LAGGED, USE_RMS, PROXY, CLIP,
-// CLIPPED_SCALE, LAZY (rebase), TERNARY (pulse), CLOCK. Read by GPU = 1 only: WG_SIZE (items a row), HELD (groups of four an item keeps in registers, a multiple of
+// CLIPPED_SCALE, LAZY (rebase), TERNARY (pulse), CLOCK, CACHE ("" for none). Read by GPU = 1 only: WG_SIZE (items a row), HELD (groups of four an item keeps in registers, a multiple of
 // 256/WG_SIZE in rows of more groups than items), EVEN (a row's groups are exactly WG_SIZE * HELD), FUSED (fma
 // keeps subnormals: llvmpipe's does not, though its other operations do).
 #pragma OPENCL FP_CONTRACT OFF
@@ -18,6 +19,9 @@
 VECTOR_WIDTHS = (1, 4) if GPU else (1, 4, 8)
 %>
 #include "_rng.cl"
+% if CACHE:
+#include "_types.cl"
+% endif
 #include "_code6.cl"
 #include "_reduce.cl"
 #include "_counter_state.cl"
@@ -108,11 +112,18 @@ __global uchar *state, __global float *scale, __global float *v, const __global 
 % if CLOCK:
                     const __global long *clock,
 % endif
+% if CACHE:
+                    __global ${stored(CACHE)} *cache,
+% endif
                     const uint n, const uint rows, const uint per, const uint first_row,
                     const ulong index_base, const uint seed, const float lr, const float lr_scale, const float beta,
                     const float one_minus_beta, const float eps, const float clip, const float inv_sqrt_in</%def>
 // The step size: that of all the steps since the last update. (The kernel ends where the clock does not fire.)
 <%def name="rate()">${"lr * (float)clock[0]" if CLOCK else "lr"}</%def>
+// Writes the ternary weight of element j to its row of the cache where a tick changed it, from one centred value to another.
+<%def name="patch(j, before, after)">
+            if (code_ternary_1(${before}) != code_ternary_1(${after})) ${store(CACHE, "cached", j, f"code_ternary_1({after})")};
+</%def>
 // The gradient that an element's tick takes.
 <%def name="pulse(g, width)">${f"pulse_{width}({g}, peak, head, pulse_mixed)" if TERNARY else g}</%def>
 // The streams of chance of a step: the rounding's is the seed's own, stream n that of hash_u32(seed + n*0x9e3779b9).

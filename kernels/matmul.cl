@@ -5,6 +5,7 @@
 //   RIGHT  "dense": b[k*ldb + n]       "dense_t": b[n*ldb + k]
 //          "panels" and TILED: packed operands, see _matmul_cpu.cl (where LEFT "" or RIGHT "" renders what packs the other)
 //          "counter": scale[k] * t[k, n]  (state row k)       "counter_t": scale[n] * t[n, k]  (state row n)
+//          "cached" and "cached_t": the same with t at hand, RIGHT_TYPE int8 or float16, in place of the state
 //
 //   forward      a = x, rows               b = counter_t or weight, dense_t       out [M, out]
 //   grad_input   a = grad_out, rows        b = counter or weight, dense           out [M, in]
@@ -27,8 +28,13 @@
 #include "_transpose.cl"
 
 <%
-DENSE = RIGHT not in ("counter", "counter_t")
-RIGHT_STORED = stored(RIGHT_TYPE) if DENSE else "uchar"
+CACHED = RIGHT in ("cached", "cached_t")
+DENSE = RIGHT not in ("counter", "counter_t") and not CACHED
+# Rows of the right operand are the columns of the product, or its rows.
+BY_COLUMN = RIGHT in ("counter_t", "cached_t", "dense_t")
+RIGHT_STORED = "uchar" if RIGHT in ("counter", "counter_t") else stored(RIGHT_TYPE)
+# What a row of n weights takes, in elements of the right operand.
+ROW = "n" if CACHED else ROW_BYTES[PACKED]
 # A name for the vector types and built-ins of a width.
 def wide(name, width):
     return name if width == 1 else f"{name}{width}"
@@ -53,6 +59,18 @@ ${loaders("left", LEFT_TYPE, GPU and ALIGNED)}
 % endif
 % if DENSE and RIGHT:
 ${loaders("right", RIGHT_TYPE, GPU and ALIGNED)}
+% endif
+% if CACHED:
+% for W in VECTOR_WIDTHS:
+// Weights j .. j + ${W - 1} of a row of the cache.
+inline ${wide("float", W)} cached_${W}(const __global ${RIGHT_STORED} *row, const size_t j) {
+% if RIGHT_TYPE == "float16":
+    return ${"vload_half(j, row)" if W == 1 else f"vload_half{W}(0, row + j)"};
+% else:
+    return ${"row[j]" if W == 1 else f"convert_float{W}(vload{W}(0, row + j))"};
+% endif
+}
+% endfor
 % endif
 % if EPILOGUE:
 ${loaders("add", OUT_TYPE, False)}

@@ -42,6 +42,8 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "proxy_clip": {"rms_mode": "proxy", "clip": 0.5},
     "proxy_lazy_ternary": {"rms_mode": "proxy", "scale_rebase": "lazy", "pulse_mode": "ternary"},
 }
+#: Bytes of a weight in a cache.
+CACHE_BYTES = {"int8": 1, "float16": 2}
 #: Largest error of a product's element, relative to the sum of the magnitudes of its terms.
 PRODUCT_TOLERANCE = 1e-5
 
@@ -89,9 +91,14 @@ def update_case(
     *,
     index_base: int = 0,
     clock: bool = False,
+    cache: str = "",
     small: bool = False,
 ) -> Case:
-    """counter_update_ of a whole layer [rows, columns]; index_base: the index of its first element. clock: with one."""
+    """counter_update_ of a whole layer [rows, columns]; index_base: the index of its first element.
+
+    clock: whether there is one.   cache: "int8" or "float16" for one. What it takes to write to it is not counted:
+    hardly any weight changes.
+    """
     state = _state_bytes(rows, columns, C, packed)
     rule = make_rule({"C": C, "packed": packed, "mode": mode})
     # Row moments and bases of counters are read and written, estimated moments read.
@@ -102,7 +109,10 @@ def update_case(
         "counter_update",
         "counter_update_",
         {"rows": rows, "columns": columns},
-        options | ({"index_base": index_base} if index_base else {}) | ({"clock": True} if clock else {}),
+        options
+        | ({"index_base": index_base} if index_base else {})
+        | ({"clock": True} if clock else {})
+        | ({"cache": cache} if cache else {}),
         bytes_moved=2 * state + 4 * rows * columns + 8 * rows + beside * rows,
         flops=36 * rows * columns,
         small=small,
@@ -136,18 +146,38 @@ def moments_case(tokens: int, rows: int, columns: int, *, small: bool = False) -
     )
 
 
-def product_case(op: str, tokens: int, rows: int, columns: int, packed: bool, *, small: bool = False) -> Case:
-    """counter_forward, counter_grad_input or grad_weight of a layer [rows, columns] and `tokens` inputs."""
+def refresh_case(rows: int, columns: int, C: int, packed: bool, cache: str, *, small: bool = False) -> Case:
+    """refresh_cache_ of a layer [rows, columns] into "int8" or "float16"."""
+    return Case(
+        "ternary" if cache == "int8" else "codec",
+        "decode_ternary" if cache == "int8" else "decode_half",
+        "refresh_cache_",
+        {"rows": rows, "columns": columns},
+        {"C": C, "packed": packed, "cache": cache},
+        bytes_moved=_state_bytes(rows, columns, C, packed) + CACHE_BYTES[cache] * rows * columns,
+        flops=4 * rows * columns,
+        small=small,
+    )
+
+
+def product_case(
+    op: str, tokens: int, rows: int, columns: int, packed: bool, *, cache: str = "", small: bool = False
+) -> Case:
+    """counter_forward, counter_grad_input or grad_weight of a layer [rows, columns] and `tokens` inputs.
+
+    cache: "int8" or "float16" for ternary weights at hand.
+    """
     C = 11 if packed else 8
     inputs, outputs, weights = 4 * tokens * columns, 4 * tokens * rows, 4 * rows * columns
     if op != "grad_weight":
-        weights = _state_bytes(rows, columns, C, packed) + 4 * rows
+        coded = _state_bytes(rows, columns, C, packed)
+        weights = (CACHE_BYTES[cache] * rows * columns if cache else coded) + 4 * rows
     return Case(
         "matmul",
         "matmul",
         op,
         {"tokens": tokens, "rows": rows, "columns": columns},
-        {} if op == "grad_weight" else {"C": C, "packed": packed},
+        {} if op == "grad_weight" else {"C": C, "packed": packed} | ({"cache": cache} if cache else {}),
         bytes_moved=inputs + outputs + weights,
         flops=2 * tokens * rows * columns,
         tolerance=PRODUCT_TOLERANCE,
@@ -177,9 +207,14 @@ def _row_cases() -> list[Case]:
 def _update_cases() -> list[Case]:
     # Each set of constants is a program to build, which takes longer than its launches (a dozen seconds for the GPU
     # shape on llvmpipe): sizes are cheap, sets are not. The shape that a device does not choose runs these sets alone.
-    modes = {"exact": False, "lagged_clip": False, "clipped_scale_clip": False, "clipped_scale_ternary": False}
-    modes["proxy_lazy_ternary"] = True
-    cases = [update_case(11, 68, mode=mode, clock=clock) for mode, clock in modes.items()]
+    modes: dict[str, dict[str, Any]] = {
+        "exact": {},
+        "lagged_clip": {},
+        "clipped_scale_clip": {},
+        "clipped_scale_ternary": {},
+        "proxy_lazy_ternary": {"clock": True, "cache": "int8"},
+    }
+    cases = [update_case(11, 68, mode=mode, **more) for mode, more in modes.items()]
     cases += [update_case(9, 68, 1), update_case(11, 67, 8, False), update_case(9, 67, 43, False)]
     cases += [update_case(37, columns) for columns in (4, 8, 12)]
     cases += [update_case(37, columns, 8, False) for columns in (1, 2, 3, 5, 7, 8, 9)]
@@ -189,13 +224,16 @@ def _update_cases() -> list[Case]:
     cases += [update_case(9, 68, index_base=(1 << 32) - base) for base in (100, 136)]
     cases += [update_case(9, 67, 8, False, index_base=(1 << 32) - base) for base in (100, 134)]
     cases += [update_case(9, 68, index_base=(5 << 32) + 12), update_case(3, 1028, index_base=(1 << 32) - 1500)]
-    cases += [update_case(9, 12, mode=mode, clock=clock, small=True) for mode, clock in modes.items()]
+    cases += [update_case(9, 12, mode=mode, **more, small=True) for mode, more in modes.items()]
     cases += [update_case(9, 13, 8, False, small=True)]
     cases += [update_case(2, 1028, index_base=(1 << 32) - 1500, small=True), update_case(2, 1029, 8, False, small=True)]
-    cases += [update_case(11, columns, 8, False, "lagged_lazy_clip") for columns in (1, 7, 67)]
-    cases += [update_case(9, 67, 8, False, "lagged_lazy_clip", index_base=(1 << 32) - 100)]
-    cases += [update_case(9, 13, 8, False, "lagged_lazy_clip", small=True)]
-    cases += [update_case(11, 1028, mode="proxy_lazy_ternary", index_base=(1 << 32) - 1500, clock=True)]
+    lazy: dict[str, Any] = {"mode": "lagged_lazy_clip", "cache": "float16"}
+    cases += [update_case(11, columns, 8, False, **lazy) for columns in (1, 7, 67)]
+    cases += [update_case(9, 67, 8, False, **lazy, index_base=(1 << 32) - 100)]
+    cases += [update_case(9, 13, 8, False, **lazy, small=True)]
+    cases += [
+        update_case(11, 1028, mode="proxy_lazy_ternary", **modes["proxy_lazy_ternary"], index_base=(1 << 32) - 1500)
+    ]
 
     more = [update_case(11, 68, mode=mode) for mode in MODES if mode not in modes]
     more += [update_case(11, 67, 8, False, "clipped_scale_clip"), update_case(9, 68, 2), update_case(9, 68, 8)]
@@ -216,7 +254,19 @@ def _product_cases() -> list[Case]:
         cases += [product_case(op, *sizes, packed=True) for sizes in edges]
         cases += [product_case(op, *sizes, packed=False) for sizes in unpacked_edges]
         cases += [product_case(op, 7, 18, 20, True, small=True), product_case(op, 7, 18, 19, False, small=True)]
+    for op in ("counter_forward", "counter_grad_input"):
+        for cache in CACHE_BYTES:
+            cases += [product_case(op, *sizes, packed=False, cache=cache) for sizes in unpacked_edges]
+            cases += [product_case(op, 7, 18, 19, False, cache=cache, small=True)]
+        cases += [product_case(op, *edges[7], packed=False, cache="int8")]
     return cases
+
+
+def _refresh_cases() -> list[Case]:
+    cases = [refresh_case(3, columns, 11, True, "float16") for columns in (4, 68, 1028)]
+    cases += [refresh_case(3, columns, 8, False, "float16") for columns in (1, 2, 3, 67)]
+    cases += [refresh_case(9, 12, 11, True, cache, small=True) for cache in CACHE_BYTES]
+    return [*cases, refresh_case(9, 13, 8, False, "float16", small=True), refresh_case(9, 67, 8, False, "int8")]
 
 
 def _clock_cases() -> list[Case]:
@@ -246,6 +296,7 @@ CASES: tuple[Case, ...] = (
     *_clock_cases(),
     *_moments_cases(),
     *_product_cases(),
+    *_refresh_cases(),
     *_probe_cases(),
     *int8_cases(),
     *stochastic_cases(),

@@ -104,12 +104,14 @@ def check_statistics(case: Case) -> Comparison:
 
 
 def check_update(case: Case) -> Comparison:
-    """counter_update_: every byte of codes, scale, v, totals and s_base after one step."""
+    """counter_update_: every byte of codes, scale, v, totals, s_base and a cache after one step."""
     chance = generator(case)
     rows, columns = case.shape["rows"], case.shape["columns"]
     state, scale, v = layer_tensors(case, chance)
     s_base = scale * (0.5 + torch.rand(rows, 1, generator=chance))
-    start = (state, scale, v, torch.tensor([3, 5, 7]), s_base)
+    # What no weight is shows that nothing but what changed is written.
+    cache = torch.full((rows, columns), 5, dtype=getattr(torch, case.options.get("cache", "int8")))
+    start = (state, scale, v, torch.tensor([3, 5, 7]), s_base, cache)
     grad = gradient(rows, columns, chance)
     seed = int(torch.randint(0, 1 << 32, (), generator=chance))
     rule = make_rule(case.options)
@@ -121,10 +123,11 @@ def check_update(case: Case) -> Comparison:
     }
     ends = []
     for room in (ops, reference):
-        state, scale, v, totals, s_base = (tensor.clone() for tensor in start)
-        room.counter_update_(state, scale, v, grad, totals, rule, seed=seed, s_base=s_base, **more)
+        state, scale, v, totals, s_base, cache = (tensor.clone() for tensor in start)
+        own = {"s_base": s_base, "cache": cache if "cache" in case.options else None}
+        room.counter_update_(state, scale, v, grad, totals, rule, seed=seed, **own, **more)
         codes = reference.unpack_codes(state, columns) if case.options["packed"] else state
-        ends.append((codes, scale, v, totals, s_base))
+        ends.append((codes, scale, v, totals, s_base, cache))
     return sum((compare_exact(got, want) for got, want in zip(*ends, strict=True)), Comparison())
 
 
@@ -150,6 +153,16 @@ def check_moments(case: Case) -> Comparison:
     return compare_exact(ops.proxy_moments(grad_out, x), reference.proxy_moments(grad_out, x))
 
 
+def check_refresh(case: Case) -> Comparison:
+    """refresh_cache_: bytes."""
+    state, _, _ = layer_tensors(case, generator(case))
+    kind, C, packed = getattr(torch, case.options["cache"]), case.options["C"], case.options["packed"]
+    got, want = (torch.full((case.shape["rows"], case.shape["columns"]), 5, dtype=kind) for _ in range(2))
+    ops.refresh_cache_(got, state, C=C, packed=packed)
+    reference.refresh_cache_(want, state, C=C, packed=packed)
+    return compare_exact(got, want)
+
+
 def check_product(case: Case) -> Comparison:
     """The three products of a layer, within the case's tolerance of float64."""
     chance = generator(case)
@@ -161,10 +174,14 @@ def check_product(case: Case) -> Comparison:
         return compare_product(ops.grad_weight(grad_out, x), grad_out.t(), x, case.tolerance)
     C, packed = case.options["C"], case.options["packed"]
     dense = reference.decode_dense(state, scale, columns, C=C, packed=packed)
+    cache = None
+    if "cache" in case.options:
+        cache = torch.empty((rows, columns), dtype=getattr(torch, case.options["cache"]))
+        reference.refresh_cache_(cache, state, C=C, packed=packed)
     if case.op == "counter_forward":
-        y = ops.counter_forward(x, state, scale, C=C, packed=packed)
+        y = ops.counter_forward(x, state, scale, C=C, packed=packed, cache=cache)
         return compare_product(y, x, dense.t(), case.tolerance)
-    grad_x = ops.counter_grad_input(grad_out, state, scale, columns, C=C, packed=packed)
+    grad_x = ops.counter_grad_input(grad_out, state, scale, columns, C=C, packed=packed, cache=cache)
     return compare_product(grad_x, grad_out, dense, case.tolerance)
 
 
@@ -183,6 +200,7 @@ CHECKS: dict[str, Callable[[Case], Comparison]] = {
     "advance_clock_": check_clock,
     "observe_clock_": check_clock,
     "proxy_moments": check_moments,
+    "refresh_cache_": check_refresh,
     "counter_forward": check_product,
     "counter_grad_input": check_product,
     "grad_weight": check_product,

@@ -1,5 +1,6 @@
 """One launcher a kernel: check the input, cross the bridge, launch. Names and signatures as `memtrain_cl.reference`."""
 
+from memtrain_cl.ops.cache import refresh_cache_
 from memtrain_cl.ops.clock import advance_clock_, observe_clock_
 from memtrain_cl.ops.counter import (
     counter_update_,
@@ -50,6 +51,7 @@ __all__ = [
     "proxy_moments",
     "quantize_codes",
     "quantize_int8",
+    "refresh_cache_",
     "restore_rows",
     "row_statistics",
     "save_rows",

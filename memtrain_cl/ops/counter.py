@@ -15,13 +15,21 @@ from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.formats import CounterRule, check_c, packed_row_bytes, state_row_bytes
+from memtrain_cl.ops.cache import cache_element, require_cache
 from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import RowShape, flat_shape, groups_share_rows, row_shape
 
 
 def _row_kernel(
-    device: Device, name: str, rule: CounterRule, shape: RowShape, grad_w: DeviceArray, *, clocked: bool = False
+    device: Device,
+    name: str,
+    rule: CounterRule,
+    shape: RowShape,
+    grad_w: DeviceArray,
+    *,
+    clocked: bool = False,
+    cache: str = "",
 ) -> Kernel:
     return get_kernel(
         device,
@@ -43,6 +51,7 @@ def _row_kernel(
         LAZY=int(rule.scale_rebase == "lazy"),
         TERNARY=int(rule.pulse_mode == "ternary"),
         CLOCK=int(clocked),
+        CACHE=cache,
     )
 
 
@@ -144,6 +153,7 @@ def launch_update(
     s_base: DeviceArray | None = None,
     g_sq: DeviceArray | None = None,
     clock: DeviceArray | None = None,
+    cache: DeviceArray | None = None,
 ) -> Any:
     """Enqueue the update of the tile whose gradient is grad_w [R, in], all on the device, and return its event.
 
@@ -151,12 +161,15 @@ def launch_update(
     """
     rows, n = grad_w.shape
     shape = row_shape(device.info, rows, n)
-    kernel = _row_kernel(device, "counter_update", rule, shape, grad_w, clocked=clock is not None)
+    kernel = _row_kernel(
+        device, "counter_update", rule, shape, grad_w, clocked=clock is not None, cache=cache_element(cache)
+    )
     # Host scalars are float64 until here and rounded to float32 once: part of the rule.
     beside = (
         (s_base, rule.scale_rebase == "lazy"),
         (g_sq, rule.rms_mode == "proxy"),
         (clock, clock is not None),
+        (cache, cache is not None),
     )
     reals = (rule.lr, rule.lr_scale, rule.rms_beta, 1.0 - rule.rms_beta, rule.rms_eps, rule.clip, 1.0 / math.sqrt(n))
     return kernel(
@@ -195,6 +208,7 @@ def require_update(
     *,
     s_base: torch.Tensor | None = None,
     clock: torch.Tensor | None = None,
+    cache: torch.Tensor | None = None,
 ) -> int:
     """Check what an update reads and changes before anything is changed; the number of rows."""
     out, _ = require_layer(state, scale, n, packed=rule.packed)
@@ -205,7 +219,9 @@ def require_update(
         _require_given("s_base", s_base, out, "scale_rebase='lazy'")
     if clock is not None:
         require_tensor("clock", clock, torch.int64, (4,))
-    require_together(state=state, v=v, totals=totals, s_base=s_base, clock=clock)
+    if cache is not None:
+        require_cache(cache, out, n)
+    require_together(state=state, v=v, totals=totals, s_base=s_base, clock=clock, cache=cache)
     if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
         raise ValueError(f"expected a step's seed in 0..2^32-1, got {seed!r}")
     return out
@@ -225,20 +241,23 @@ def counter_update_(
     s_base: torch.Tensor | None = None,
     g_sq: torch.Tensor | None = None,
     clock: torch.Tensor | None = None,
+    cache: torch.Tensor | None = None,
 ) -> None:
     """One update in place of rows row_offset .. row_offset+R of a layer, from grad_w float32 [R, in].
 
     state uint8 [out, in] or packed [out, in/4*3]; scale, v float32 [out, 1] (v may be None without RMS); totals int64
     [3] gains the counters moved, the ternary weights changed, the rows skipped. seed: the step's, uint32. index_base:
-    the index of the tile's first element in the layer (row_offset*in by default), which the rounding hashes. s_base
-    float32 [out, 1]: the scale that the counters are calibrated to, read and written by the lazy rebase alone. g_sq
-    float32 [out, 1]: the layer's estimates for rms_mode "proxy" (`proxy_moments`), None in other modes. clock int64
-    [4] (`advance_clock_`): nothing happens where it does not fire, and lr is multiplied by its period where it does.
+    the index of the tile's first element in the layer (row_offset*in by default), which the rounding hashes.
+
+    s_base float32 [out, 1]: the scale that the counters are calibrated to, read and written by the lazy rebase alone.
+    g_sq float32 [out, 1]: the layer's estimates for rms_mode "proxy" (`proxy_moments`), None in other modes. clock
+    int64 [4] (`advance_clock_`): nothing happens where it does not fire, and lr is multiplied by its period where it
+    does. cache int8 or float16 [out, in]: the layer's ternary weights, of which those that change are written.
     ValueError or TypeError, before anything changes, for what is missing or of another shape or dtype.
     """
     require_tensor("grad_w", grad_w, torch.float32, (None, None))
     rows, n = grad_w.shape
-    out = require_update(state, scale, v, totals, n, rule, seed, s_base=s_base, clock=clock)
+    out = require_update(state, scale, v, totals, n, rule, seed, s_base=s_base, clock=clock, cache=cache)
     if rule.rms_mode == "proxy":
         _require_given("g_sq", g_sq, out, "rms_mode='proxy'")
     elif g_sq is not None:
@@ -267,6 +286,7 @@ def counter_update_(
             s_base=cross.update(s_base) if s_base is not None and rule.scale_rebase == "lazy" else None,
             g_sq=None if g_sq is None else cross.read(g_sq),
             clock=None if clock is None else cross.read(clock),
+            cache=None if cache is None else cross.update(cache),
         )
 
 

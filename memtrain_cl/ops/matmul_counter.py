@@ -16,6 +16,7 @@ from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.formats import CounterRule, check_c
 from memtrain_cl.operand import Operand
+from memtrain_cl.ops.cache import cache_element, require_cache
 from memtrain_cl.ops.counter import launch_update, require_update, rows_aligned
 from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
 from memtrain_cl.ops.matmul import matmul
@@ -27,18 +28,21 @@ def _launch(
     device: Device,
     left: DeviceArray,
     state: DeviceArray,
-    kind: str,
+    by_column: bool,
     scale: DeviceArray,
     out: DeviceArray,
     n: int,
     *,
     C: int,
     packed: bool,
+    cache: DeviceArray | None,
 ) -> Any:
-    """Enqueue out [M, N] = left [M, K] @ the decoded weight; kind: "counter" or "counter_t". The launch's event.
+    """Enqueue out [M, N] = left [M, K] @ the decoded weight, by_column its transpose. The launch's event.
 
-    n: weights of a row of the state.
+    n: weights of a row of the state. cache: t [out, in], read in place of the state.
     """
+    # A cache has neither radix nor packing: one program for all.
+    kind, coding = ("counter", {"C": C, "PACKED": int(packed)}) if cache is None else ("cached", {"C": 1, "PACKED": 0})
     (M, K), N = left.shape, out.shape[1]
     shape = matmul_shape(device.info, M, N, K, decodes=True)
     kernel = get_kernel(
@@ -46,28 +50,36 @@ def _launch(
         "matmul",
         "matmul",
         LEFT="rows",
-        RIGHT=kind,
+        RIGHT=f"{kind}_t" if by_column else kind,
         LEFT_TYPE="float32",
-        RIGHT_TYPE="float32",
+        RIGHT_TYPE=cache_element(cache) or "float32",
         OUT_TYPE="float32",
-        C=C,
-        PACKED=int(packed),
         ALIGNED=int(rows_aligned(left, K) and shape.gpu),
         EPILOGUE=0,
         TILED=0,
         GATE=0,
+        **coding,
         **shape.constants,
     )
     starts = (np.uint64(0),) * 6
     sizes = (np.uint32(value) for value in (M, N, K, K, n, shape.per, shape.columns, shape.k_per, shape.splits))
-    return kernel(shape.global_size, shape.local_size, left, state, scale, out, *starts, *sizes)
+    weights = state if cache is None else cache
+    return kernel(shape.global_size, shape.local_size, left, weights, scale, out, *starts, *sizes)
 
 
 def launch_forward(
-    device: Device, x: DeviceArray, state: DeviceArray, scale: DeviceArray, y: DeviceArray, *, C: int, packed: bool
+    device: Device,
+    x: DeviceArray,
+    state: DeviceArray,
+    scale: DeviceArray,
+    y: DeviceArray,
+    *,
+    C: int,
+    packed: bool,
+    cache: DeviceArray | None = None,
 ) -> Any:
     """Enqueue y = x @ (scale*t)^T; nothing waits. The launch's event."""
-    return _launch(device, x, state, "counter_t", scale, y, x.shape[1], C=C, packed=packed)
+    return _launch(device, x, state, True, scale, y, x.shape[1], C=C, packed=packed, cache=cache)
 
 
 def launch_grad_input(
@@ -79,49 +91,86 @@ def launch_grad_input(
     *,
     C: int,
     packed: bool,
+    cache: DeviceArray | None = None,
 ) -> Any:
     """Enqueue grad_x = grad_out @ (scale*t); nothing waits. The launch's event."""
-    return _launch(device, grad_out, state, "counter", scale, grad_x, grad_x.shape[1], C=C, packed=packed)
+    return _launch(device, grad_out, state, False, scale, grad_x, grad_x.shape[1], C=C, packed=packed, cache=cache)
 
 
-def launch_grad_weight(grad_out: DeviceArray, x: DeviceArray, tile: DeviceArray, row_offset: int) -> None:
-    """Enqueue the tile of grad_out^T @ x that begins at row_offset; nothing waits."""
+def launch_grad_weight(
+    grad_out: DeviceArray, x: DeviceArray, tile: DeviceArray, row_offset: int, *, gate: DeviceArray | None = None
+) -> None:
+    """Enqueue the tile of grad_out^T @ x that begins at row_offset; nothing waits. gate: as in `matmul`."""
     (m, out), n, rows = grad_out.shape, x.shape[1], tile.shape[0]
     left = Operand(grad_out, (rows, m), (1, out), row_offset, "float32")
-    matmul(left, Operand(x, (m, n), (n, 1), 0, "float32"), Operand(tile, (rows, n), (n, 1), 0, "float32"))
+    right, out_tile = Operand(x, (m, n), (n, 1), 0, "float32"), Operand(tile, (rows, n), (n, 1), 0, "float32")
+    matmul(left, right, out_tile, gate=gate)
 
 
-def counter_forward(x: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, *, C: int, packed: bool) -> torch.Tensor:
-    """y = x @ (scale*t)^T: float32 [M, in] -> float32 [M, out]; the weight is decoded inside the product."""
+def _weights(
+    cross: Crossing, state: torch.Tensor, scale: torch.Tensor, cache: torch.Tensor | None
+) -> tuple[DeviceArray, DeviceArray, DeviceArray | None]:
+    """A layer's arrays for a product. Where there is a cache the state is not read, and need not travel."""
+    scales = cross.read(scale)
+    if cache is None:
+        return cross.read(state), scales, None
+    t = cross.read(cache)
+    return t, scales, t
+
+
+def counter_forward(
+    x: torch.Tensor,
+    state: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    C: int,
+    packed: bool,
+    cache: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y = x @ (scale*t)^T: float32 [M, in] -> float32 [M, out]; the weight is decoded inside the product.
+
+    cache int8 or float16 [out, in]: t, read in place of the codes; the same bytes come out.
+    """
     C = check_c(C, packed=packed)
     require_tensor("x", x, torch.float32, (None, None))
     out, _ = require_layer(state, scale, x.shape[1], packed=packed)
-    require_together(x=x, state=state)
+    if cache is not None:
+        require_cache(cache, out, x.shape[1])
+    require_together(x=x, state=state, cache=cache)
     if x.numel() == 0 or out == 0:
         return torch.zeros((x.shape[0], out), device=x.device)
     device = ready_device(x)
     with Crossing(device, x) as cross:
         y, target = cross.output((x.shape[0], out))
-        launch_forward(device, cross.read(x), cross.read(state), cross.read(scale), target, C=C, packed=packed)
+        codes, scales, t = _weights(cross, state, scale, cache)
+        launch_forward(device, cross.read(x), codes, scales, target, C=C, packed=packed, cache=t)
     return y
 
 
 def counter_grad_input(
-    grad_out: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, in_features: int, *, C: int, packed: bool
+    grad_out: torch.Tensor,
+    state: torch.Tensor,
+    scale: torch.Tensor,
+    in_features: int,
+    *,
+    C: int,
+    packed: bool,
+    cache: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """grad_x = grad_out @ (scale*t): float32 [M, out] -> float32 [M, in]."""
+    """grad_x = grad_out @ (scale*t): float32 [M, out] -> float32 [M, in]. cache: as in `counter_forward`."""
     C = check_c(C, packed=packed)
     out, n = require_layer(state, scale, in_features, packed=packed)
     require_tensor("grad_out", grad_out, torch.float32, (None, out))
-    require_together(grad_out=grad_out, state=state)
+    if cache is not None:
+        require_cache(cache, out, n)
+    require_together(grad_out=grad_out, state=state, cache=cache)
     if grad_out.numel() == 0 or n == 0:
         return torch.zeros((grad_out.shape[0], n), device=grad_out.device)
     device = ready_device(grad_out)
     with Crossing(device, grad_out) as cross:
         grad_x, target = cross.output((grad_out.shape[0], n))
-        launch_grad_input(
-            device, cross.read(grad_out), cross.read(state), cross.read(scale), target, C=C, packed=packed
-        )
+        codes, scales, t = _weights(cross, state, scale, cache)
+        launch_grad_input(device, cross.read(grad_out), codes, scales, target, C=C, packed=packed, cache=t)
     return grad_x
 
 

@@ -3,6 +3,7 @@
 It favours simplicity over speed, shares no code with the launchers, and imports torch and formats alone.
 """
 
+from memtrain_cl.reference.cache import refresh_cache_
 from memtrain_cl.reference.clock import advance_clock_, observe_clock_
 from memtrain_cl.reference.codes import (
     decode_state,
@@ -65,6 +66,7 @@ __all__ = [
     "proxy_moments",
     "quantize_codes",
     "quantize_int8",
+    "refresh_cache_",
     "restore_rows",
     "row_statistics",
     "save_rows",

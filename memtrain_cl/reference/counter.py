@@ -177,15 +177,18 @@ def counter_update_(
     s_base: torch.Tensor | None = None,
     g_sq: torch.Tensor | None = None,
     clock: torch.Tensor | None = None,
+    cache: torch.Tensor | None = None,
 ) -> None:
     """One update in place of rows row_offset .. row_offset+R of a layer, from grad_w float32 [R, in].
 
     state uint8 [out, in] or packed [out, in/4*3]; scale, v float32 [out, 1] (v None without RMS); totals int64 [3]
     gains the counters moved, the ternary weights changed, the rows skipped. seed: the step's, uint32. index_base: the
-    index of the tile's first element in the layer (row_offset*in by default), which the rounding hashes. s_base float32
-    [out, 1]: the scale that the counters are calibrated to, read and written by the lazy rebase alone. g_sq float32
-    [out, 1]: the layer's estimates for rms_mode "proxy" (`proxy_moments`), None in other modes. clock int64
-    [4] (`advance_clock_`): nothing happens where it does not fire, and lr is multiplied by its period where it does.
+    index of the tile's first element in the layer (row_offset*in by default), which the rounding hashes.
+
+    s_base float32 [out, 1]: the scale that the counters are calibrated to, read and written by the lazy rebase alone.
+    g_sq float32 [out, 1]: the layer's estimates for rms_mode "proxy" (`proxy_moments`), None in other modes. clock
+    int64 [4] (`advance_clock_`): nothing happens where it does not fire, and lr is multiplied by its period where it
+    does. cache int8 or float16 [out, in]: the layer's ternary weights, of which those that change are written.
     ValueError when s_base or g_sq is missing.
     """
     rows, n = grad_w.shape
@@ -233,7 +236,10 @@ def counter_update_(
         v[at, 0] = step.v[keep]
     if lazy is not None:
         lazy[at, 0] = s[keep]
-    totals += torch.stack([(cc != c)[keep].sum(), (t_new != t)[keep].sum(), (~keep).sum()])
+    flips = (t_new != t) & keep[:, None]
+    if cache is not None:
+        cache[tile][flips] = t_new[flips].to(cache.dtype)
+    totals += torch.stack([(cc != c)[keep].sum(), flips.sum(), (~keep).sum()])
 
 
 def counter_update_hashsr(

@@ -13,16 +13,39 @@ from memtrain_cl.formats import CounterRule
 from memtrain_cl.reference.counter import counter_update_, decode_dense
 
 
-def counter_forward(x: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, *, C: int, packed: bool) -> torch.Tensor:
-    """y float32 [M, out] of x float32 [M, in]."""
-    return x @ decode_dense(state, scale, x.shape[1], C=C, packed=packed).t()
+def _weight(
+    state: torch.Tensor, scale: torch.Tensor, n: int, C: int, packed: bool, cache: torch.Tensor | None
+) -> torch.Tensor:
+    if cache is not None:
+        return scale * cache.to(torch.float32)
+    return decode_dense(state, scale, n, C=C, packed=packed)
+
+
+def counter_forward(
+    x: torch.Tensor,
+    state: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    C: int,
+    packed: bool,
+    cache: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y float32 [M, out] of x float32 [M, in]. cache int8 or float16 [out, in]: t, read in place of the codes."""
+    return x @ _weight(state, scale, x.shape[1], C, packed, cache).t()
 
 
 def counter_grad_input(
-    grad_out: torch.Tensor, state: torch.Tensor, scale: torch.Tensor, in_features: int, *, C: int, packed: bool
+    grad_out: torch.Tensor,
+    state: torch.Tensor,
+    scale: torch.Tensor,
+    in_features: int,
+    *,
+    C: int,
+    packed: bool,
+    cache: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """grad_x float32 [M, in] of grad_out float32 [M, out]."""
-    return grad_out @ decode_dense(state, scale, in_features, C=C, packed=packed)
+    """grad_x float32 [M, in] of grad_out float32 [M, out]. cache: as in `counter_forward`."""
+    return grad_out @ _weight(state, scale, in_features, C, packed, cache)
 
 
 def grad_weight(grad_out: torch.Tensor, x: torch.Tensor, row_offset: int = 0, rows: int | None = None) -> torch.Tensor:
