@@ -58,14 +58,17 @@ def check_c(C: Any, *, packed: bool) -> int:
     return int(C)
 
 
-def stream_seed(seed: int, stream: int) -> int:
-    """The seed of a stream of random numbers in a step: the step's own for 0, else hash_u32(seed + n*0x9e3779b9)."""
-    if stream == 0:
-        return seed
-    x = (seed + stream * 0x9E3779B9) & 0xFFFFFFFF
+def hash_number(number: int) -> int:
+    """hash_u32 of a host's integer, taken modulo 2^32: the seed of a step from that of its layer plus its number."""
+    x = number & 0xFFFFFFFF
     x = ((x ^ x >> 16) * 0x7FEB352D) & 0xFFFFFFFF
     x = ((x ^ x >> 15) * 0x846CA68B) & 0xFFFFFFFF
     return x ^ x >> 16
+
+
+def stream_seed(seed: int, stream: int) -> int:
+    """The seed of a stream of random numbers in a step: the step's own for 0, else hash_u32(seed + n*0x9e3779b9)."""
+    return seed if stream == 0 else hash_number(seed + stream * 0x9E3779B9)
 
 
 def code_count(C: int) -> int:

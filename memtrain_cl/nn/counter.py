@@ -22,6 +22,7 @@ from memtrain_cl.formats import (
     STREAM_INPUT,
     CounterRule,
     check_c,
+    hash_number,
     packed_row_bytes,
     stream_seed,
 )
@@ -34,7 +35,7 @@ from memtrain_cl.nn.function import CounterLinearFunction, flat_rows, rows_of, s
 from memtrain_cl.nn.options import Option, at_least, flag, one_of
 from memtrain_cl.nn.saving import SavedState
 from memtrain_cl.nn.uses import Use, Uses, in_backward
-from memtrain_cl.reference.codes import encode_state, hash_u32
+from memtrain_cl.reference.codes import encode_state
 from memtrain_cl.reference.counter import pack_codes
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -159,7 +160,7 @@ class CompactCounterLinear(FromDense, SavedState):
 
     def step_seed(self) -> int:
         """The seed of the next update's random numbers, uint32."""
-        return int(hash_u32(torch.tensor(self.seed + self.step, device="cpu")))
+        return hash_number(self.seed + self.step)
 
     def replicas(self) -> Replicas | None:
         """The ranks whose gradients are averaged; None for a process that trains alone."""
