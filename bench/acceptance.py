@@ -5,7 +5,8 @@
 2. a counter run stopped half-way and resumed must end with the bytes of one that ran through;
 3. the model must train on "opencl" as in torch on the host (agreement.py);
 4. torch's own samples of every operation with a kernel, as a table of this machine's platforms;
-5. every bench family, filed beside.
+5. what is drawn at random must be unbiased (acceptance_statistics.py);
+6. every bench family, filed beside.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import memtrain_cl
 from bench.__main__ import FAMILIES
+from bench.acceptance_statistics import judge_all
 from bench.agreement import EVERY, PLACE, all_hold, compare
 from bench.harness import RESULTS, Bench, slug
 from memtrain_cl.device import get_device, put_first, use_device
@@ -90,17 +93,20 @@ def main() -> None:
         print(json.dumps(agreement, indent=1))
         table = RESULTS / memtrain_cl.__version__ / "ops.md"
         subprocess.run([sys.executable, "-W", "ignore", "-m", "tests.opdb", "--table", "--out", str(table)], check=True)
+        verdicts = judge_all()
         bench = Bench(device)
         for family in FAMILIES.values():
             family(bench)
         print(f"wrote {bench.write(None)}")
     target = RESULTS / memtrain_cl.__version__ / f"acceptance-{slug(f'{device.info.platform} {device.info.name}')}.json"
     head = {"version": memtrain_cl.__version__, "date": time.strftime("%Y-%m-%d"), "device": name}
-    body = {**head, "linears": linears, "resume": resume, "agreement": agreement}
+    unbiased = [{**asdict(verdict), "ok": verdict.ok} for verdict in verdicts]
+    body = {**head, "linears": linears, "resume": resume, "agreement": agreement, "unbiased": unbiased}
     with atomic_path(target) as temporary:
         temporary.write_text(json.dumps(body, indent=1) + "\n")
     print(f"wrote {target}")
-    sys.exit(0 if linears["ok"] and resume["ok"] and all_hold(agreement) else 1)
+    fine = linears["ok"] and resume["ok"] and all_hold(agreement) and all(verdict.ok for verdict in verdicts)
+    sys.exit(0 if fine else 1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,99 @@
+"""Whether what is drawn at random is unbiased: its mean over many seeds against the truth, in its standard errors.
+
+Of an unbiased estimator these errors are nearly normal: their mean square over the elements is near 1, and none is far
+out. The seeds are fixed, and the devices agree byte for byte, so that a verdict is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from memtrain_cl import ops
+from memtrain_cl.formats import STREAM_GRAD_INPUT, STREAM_GRAD_OUTPUT, STREAM_INPUT, stream_seed
+
+SEEDS, ELEMENTS = 20_000, 10_000
+#: Where the mean square may lie, and no error beyond.
+MEAN_SQUARE, FARTHEST = (0.9, 1.1), 6.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the standardised errors of one estimator's mean are like."""
+
+    name: str
+    seeds: int
+    elements: int
+    mean_square: float
+    farthest: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the estimator passes for unbiased."""
+        return MEAN_SQUARE[0] <= self.mean_square <= MEAN_SQUARE[1] and self.farthest <= FARTHEST
+
+
+def judge(name: str, draw: Callable[[int], torch.Tensor], truth: torch.Tensor, seeds: int) -> Verdict:
+    """The verdict on `draw`, an estimate of `truth` (float64) for each of so many seeds; every element must vary."""
+    total, squares = torch.zeros_like(truth), torch.zeros_like(truth)
+    for seed in range(seeds):
+        error = draw(seed).to(torch.float64) - truth
+        total += error
+        squares += error * error
+    mean = total / seeds
+    variance = (squares - seeds * mean * mean) / (seeds - 1)
+    if not bool((variance > 0).all()):
+        raise ValueError(f"expected every element of {name} to vary, got {int((variance <= 0).sum())} that do not")
+    standardised = mean / (variance / seeds).sqrt()
+    return Verdict(name, seeds, truth.numel(), float(standardised.square().mean()), float(standardised.abs().max()))
+
+
+def int8_gradient(seeds: int = SEEDS, elements: int = ELEMENTS) -> Verdict:
+    """The gradient of a weight from codes of grad_out and x, of a square weight and 64 tokens."""
+    chance = torch.Generator().manual_seed(1)
+    side = math.isqrt(elements)
+    grad_out, x = (torch.randn(64, side, generator=chance) for _ in range(2))
+
+    def draw(seed: int) -> torch.Tensor:
+        seeds_of = {"seed_grad": stream_seed(seed, STREAM_GRAD_OUTPUT), "seed_input": stream_seed(seed, STREAM_INPUT)}
+        return ops.grad_weight_int8(grad_out, x, **seeds_of)
+
+    return judge("int8 gradient of a weight", draw, grad_out.to(torch.float64).t() @ x.to(torch.float64), seeds)
+
+
+def int8_grad_input(seeds: int = SEEDS, elements: int = ELEMENTS) -> Verdict:
+    """The gradient of an input from codes of grad_out, of a square weight and as many tokens."""
+    chance = torch.Generator().manual_seed(2)
+    side = math.isqrt(elements)
+    grad_out = torch.randn(side, side, generator=chance)
+    state = torch.randint(0, 45, (side, side), generator=chance, dtype=torch.uint8)
+    scale = torch.rand(side, 1, generator=chance) + 0.1
+    t = ops.decode_ternary(state, side, C=8, packed=False)
+
+    def draw(seed: int) -> torch.Tensor:
+        own = stream_seed(seed, STREAM_GRAD_INPUT)
+        return ops.counter_grad_input_int8(grad_out, state, scale, side, C=8, packed=False, seed=own)
+
+    truth = (grad_out * scale[:, 0]).to(torch.float64) @ t.to(torch.float64)
+    return judge("int8 gradient of an input", draw, truth, seeds)
+
+
+#: Every estimator, each given its seeds and elements.
+ESTIMATORS: tuple[Callable[[int, int], Verdict], ...] = (int8_gradient, int8_grad_input)
+
+
+def judge_all(seeds: int = SEEDS, elements: int = ELEMENTS) -> list[Verdict]:
+    """A verdict on every estimator, printed as it comes."""
+    verdicts = []
+    for estimator in ESTIMATORS:
+        verdict = estimator(seeds, elements)
+        print(
+            f"{verdict.name}: mean square {verdict.mean_square:.3f}, farthest {verdict.farthest:.2f} standard errors, "
+            f"{verdict.elements} elements, {verdict.seeds} seeds",
+            flush=True,
+        )
+        verdicts.append(verdict)
+    return verdicts
