@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from memtrain_cl import ops, reference
+from memtrain_cl.device import get_device, use_device
 from tests.layer_cases import IN, OUT, make
 
 STEPS = 20
@@ -82,6 +83,14 @@ def wrapped(rank: int, size: int) -> dict[str, Any]:
 def wrapped_on_opencl(rank: int, size: int) -> dict[str, Any]:
     torch.manual_seed(rank)
     return train(DistributedDataParallel(Model(ops, tile_rows=5)), rank)
+
+
+@scenario
+def wrapped_apart(rank: int, size: int) -> dict[str, Any]:
+    """Layers that keep their state on the device, whose buffers the wrapper broadcasts from the host."""
+    torch.manual_seed(rank)
+    with use_device(get_device().with_capabilities(unified_memory=False)):
+        return train(DistributedDataParallel(Model(ops)), rank, 5)
 
 
 @scenario

@@ -236,6 +236,9 @@ def update(
     if clock is not None:
         ops.observe_clock_(clock, counts, layer.out_features * layer.in_features)
     layer._updated()
+    if replicas is not None:
+        # DistributedDataParallel broadcasts the first rank's buffers, as their memory on the host has them.
+        layer._refresh()
 
 
 def _tiles(rows: int, each: int) -> list[tuple[int, int]]:
