@@ -15,11 +15,14 @@ from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.formats import CounterRule, check_c
+from memtrain_cl.homes import pooled
 from memtrain_cl.operand import Operand
 from memtrain_cl.ops.cache import cache_element, require_cache
+from memtrain_cl.ops.clock import launch_advance, launch_observe
 from memtrain_cl.ops.counter import launch_update, require_update, rows_aligned
 from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
 from memtrain_cl.ops.matmul import matmul
+from memtrain_cl.ops.proxy import launch_proxy_moments
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import matmul_shape
 
@@ -204,41 +207,70 @@ def counter_backward_(
     seed: int | None,
     needs_grad_input: bool = True,
     tile_rows: int = 0,
+    s_base: torch.Tensor | None = None,
+    clock: torch.Tensor | None = None,
+    cache: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """A layer's whole backward: grad_x by the old weight (None when not needed), then the update in place.
 
-    x [M, in], grad_out [M, out], float32. seed None: no update. The gradient of the weight exists on the device alone,
-    at most [tile_rows, in] of it (0: the whole), and is gone when the call returns.
+    x [M, in], grad_out [M, out], float32. seed None: no update, and neither is there one of no tokens. The gradient of
+    the weight exists on the device alone, at most [tile_rows, in] of it (0: the whole), and is gone when the call
+    returns. s_base, clock and cache: as in `counter_update_`; the clock is advanced before the update, which it and
+    its gradient's product wait for, and observes after it; the cache is what grad_x is made with.
     """
     require_tensor("x", x, torch.float32, (None, None))
     m, n = x.shape
     out, _ = require_layer(state, scale, n, packed=rule.packed)
     require_tensor("grad_out", grad_out, torch.float32, (m, out))
+    if cache is not None:
+        require_cache(cache, out, n)
     if seed is not None:
-        require_update(state, scale, v, totals, n, rule, seed)
-    require_together(x=x, grad_out=grad_out, state=state)
+        require_update(state, scale, v, totals, n, rule, seed, s_base=s_base, clock=clock, cache=cache)
+    require_together(x=x, grad_out=grad_out, state=state, cache=cache)
     if m * n * out == 0:
         return torch.zeros((m, n), device=x.device) if needs_grad_input else None
     device = ready_device(x)
     with Crossing(device, x) as cross:
         outgoing = cross.read(grad_out)
-        codes, scales = (
-            (cross.read(state), cross.read(scale)) if seed is None else (cross.update(state), cross.update(scale))
-        )
+        arrive = cross.read if seed is None else cross.update
+        codes, scales, t = arrive(state), arrive(scale), None if cache is None else arrive(cache)
         grad_x = None
         if needs_grad_input:
             grad_x, incoming = cross.output((m, n))
-            launch_grad_input(device, outgoing, codes, scales, incoming, C=rule.C, packed=rule.packed)
+            launch_grad_input(device, outgoing, codes, scales, incoming, C=rule.C, packed=rule.packed, cache=t)
         if seed is not None:
-            moments = scales if v is None else cross.update(v)
             inputs, counts = cross.read(x), cross.update(totals)
+            moments = scales if v is None else cross.update(v)
+            base = cross.update(s_base) if s_base is not None and rule.scale_rebase == "lazy" else None
+            gate = None if clock is None else cross.update(clock)
             step = tile_rows or out
             scratch = cross.scratch((min(step, out), n), np.float32)
+            squares = None
+            if gate is not None:
+                launch_advance(device, gate, counts)
+            if rule.rms_mode == "proxy":
+                squares = pooled(device, (out, 1), np.dtype(np.float32))
+                launch_proxy_moments(device, outgoing, inputs, squares, gate=gate)
             for row in range(0, out, step):
                 # The queue runs in order, so one scratch serves all tiles.
                 tile = scratch.rows(min(step, out - row))
-                launch_grad_weight(outgoing, inputs, tile, row)
+                launch_grad_weight(outgoing, inputs, tile, row, gate=gate)
                 launch_update(
-                    device, codes, scales, moments, tile, counts, rule, seed=seed, row_offset=row, index_base=row * n
+                    device,
+                    codes,
+                    scales,
+                    moments,
+                    tile,
+                    counts,
+                    rule,
+                    seed=seed,
+                    row_offset=row,
+                    index_base=row * n,
+                    s_base=base,
+                    g_sq=squares,
+                    clock=gate,
+                    cache=t,
                 )
+            if gate is not None:
+                launch_observe(device, gate, counts, out * n)
     return grad_x

@@ -163,6 +163,11 @@ def _require_rows(name: str, tensor: torch.Tensor | None, out: int, why: str) ->
     return tensor
 
 
+def require_base(s_base: torch.Tensor | None, out: int, rule: CounterRule) -> torch.Tensor | None:
+    """s_base float32 [out, 1] where the rule rebases lazily, else None; ValueError when it is missing."""
+    return _require_rows("s_base", s_base, out, "scale_rebase='lazy'") if rule.scale_rebase == "lazy" else None
+
+
 def counter_update_(
     state: torch.Tensor,
     scale: torch.Tensor,
@@ -193,7 +198,7 @@ def counter_update_(
     """
     rows, n = grad_w.shape
     C, out = rule.C, state.shape[0]
-    lazy = _require_rows("s_base", s_base, out, "scale_rebase='lazy'") if rule.scale_rebase == "lazy" else None
+    lazy = require_base(s_base, out, rule)
     given = _require_rows("g_sq", g_sq, out, "rms_mode='proxy'") if rule.rms_mode == "proxy" else None
     lr = _float32(rule.lr)
     if clock is not None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 
 from memtrain_cl.formats import CounterRule
-from memtrain_cl.reference.counter import counter_update_, decode_dense
+from memtrain_cl.reference.clock import advance_clock_, observe_clock_
+from memtrain_cl.reference.counter import counter_update_, decode_dense, require_base
+from memtrain_cl.reference.proxy import proxy_moments
 
 
 def _weight(
@@ -66,17 +68,46 @@ def counter_backward_(
     seed: int | None,
     needs_grad_input: bool = True,
     tile_rows: int = 0,
+    s_base: torch.Tensor | None = None,
+    clock: torch.Tensor | None = None,
+    cache: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """A layer's whole backward: grad_x by the old weight (None when not needed), then the update in place.
 
-    x [M, in], grad_out [M, out], float32. seed None: no update. tile_rows bounds the gradient alive to [tile_rows, in];
-    0: whole.
+    x [M, in], grad_out [M, out], float32. seed None: no update, and neither is there one of no tokens. tile_rows bounds
+    the gradient alive to [tile_rows, in]; 0: whole. s_base, clock and cache: as in `counter_update_`; the clock is
+    advanced before the update and observes after it; the cache is what grad_x is made with.
     """
-    out, n = state.shape[0], x.shape[1]
-    grad_x = counter_grad_input(grad_out, state, scale, n, C=rule.C, packed=rule.packed) if needs_grad_input else None
+    (m, n), out = x.shape, state.shape[0]
     if seed is not None:
-        step = tile_rows or max(out, 1)
-        for row in range(0, out, step):
-            tile = grad_weight(grad_out, x, row, min(step, out - row))
-            counter_update_(state, scale, v, tile, totals, rule, seed=seed, row_offset=row)
+        require_base(s_base, out, rule)
+    if m * n * out == 0:
+        return torch.zeros(m, n) if needs_grad_input else None
+    grad_x = None
+    if needs_grad_input:
+        grad_x = counter_grad_input(grad_out, state, scale, n, C=rule.C, packed=rule.packed, cache=cache)
+    if seed is None:
+        return grad_x
+    if clock is not None:
+        advance_clock_(clock, totals)
+    g_sq = proxy_moments(grad_out, x) if rule.rms_mode == "proxy" else None
+    step = tile_rows or out
+    for row in range(0, out, step):
+        tile = grad_weight(grad_out, x, row, min(step, out - row))
+        counter_update_(
+            state,
+            scale,
+            v,
+            tile,
+            totals,
+            rule,
+            seed=seed,
+            row_offset=row,
+            s_base=s_base,
+            g_sq=g_sq,
+            clock=clock,
+            cache=cache,
+        )
+    if clock is not None:
+        observe_clock_(clock, totals, out * n)
     return grad_x
