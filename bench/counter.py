@@ -14,7 +14,8 @@ from memtrain_cl import reference
 from memtrain_cl.array import from_numpy
 from memtrain_cl.cases import codec_case, update_case
 from memtrain_cl.formats import CounterRule
-from memtrain_cl.ops.counter import launch_codec, launch_update
+from memtrain_cl.ops.codec import launch_codec
+from memtrain_cl.ops.counter import launch_update
 from memtrain_cl.probe import require_exact
 
 SEED = 7

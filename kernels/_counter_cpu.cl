@@ -1,7 +1,13 @@
 // CPU shape of the row kernels: a work-item owns a block of rows and walks each in vectors of eight.
+<%
+GRAD = "__local" if FORM else "__global"
+%>
+% if FORM:
+#include "_form_cpu.cl"
+% endif
 
 // Both sums of a row${" and its largest magnitude" if TERNARY else ""}: the lanes live in two private arrays of 128 vectors, which stay in the first-level cache.
-inline float2 row_sums(const __global uchar *row, const __global float *grad, uint n${", float *peak" if TERNARY else ""}) {
+inline float2 row_sums(const __global uchar *row, const ${GRAD} float *grad, uint n${", float *peak" if TERNARY else ""}) {
     float8 sq[128];
     float8 gt[128];
     const uint vectors = min((n + 7) / 8, 128u);
@@ -51,6 +57,7 @@ inline float2 row_sums(const __global uchar *row, const __global float *grad, ui
     return (float2)(halve_8(sq[0]), halve_8(gt[0]));
 }
 
+% if not FORM:
 // sums float32 [rows, 2]: of grad^2 and of grad*t. A work-item owns `per` rows.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void row_statistics(const __global uchar *state, const __global float *grad_w, __global float *sums, const uint n,
@@ -66,6 +73,7 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
     }
 }
 
+% endif
 // One step of the tile's rows. `first_row` is the tile's place in state, scale and v; `index_base` the index of its first
 // element in the whole layer, which the rounding hashes. A work-item owns `per` rows.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
@@ -75,6 +83,9 @@ void counter_update(${update_parameters()}) {
 % endif
     const uint first = get_global_id(0) * per;
     const uint last = min(first + per, rows);
+% if FORM:
+    __local float formed[${FORM * PITCH}] __attribute__((aligned(64)));
+% endif
     ${streams()}
     uint events = 0;
     uint flips = 0;
@@ -82,7 +93,13 @@ void counter_update(${update_parameters()}) {
     for (uint tile_row = first; tile_row < last; tile_row++) {
         const size_t o = (size_t)first_row + tile_row;
         __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
+% if FORM:
+        const uint turn = (tile_row - first) % ${FORM};
+        if (turn == 0) form_rows(formed, x, grad_out + tile_row, min(last - tile_row, ${FORM}u), n, tokens, rows);
+        const __local float *grad = formed + ${PITCH} * turn;
+% else:
         const __global float *grad = grad_w + (size_t)tile_row * n;
+% endif
 % if TERNARY:
         float peak;
 % endif

@@ -53,6 +53,9 @@ inline float2 reduce_lanes(Lanes *lanes, __local float *sq, __local float *gt) {
     return sums;
 }
 
+% if FORM:
+#include "_form_gpu.cl"
+% endif
 <%def name="gather()">
     // Reads the row once and adds it to the lanes, keeping its first HELD groups. All loads come first and without
     // conditions, so that they are in flight together; an item beyond the row's end reads the last group and drops it.
@@ -62,7 +65,7 @@ inline float2 reduce_lanes(Lanes *lanes, __local float *sq, __local float *gt) {
     #pragma unroll
     for (uint m = 0; m < ${HELD}; m++) {
         const uint q = ${f'lid + {WG_SIZE} * m' if EVEN else f'min(lid + {WG_SIZE} * m, groups - 1)'};
-        held_grad[m] = load_grad_4(grad, q, n);
+        held_grad[m] = ${f"formed[{HELD} * f + m]" if FORM else "load_grad_4(grad, q, n)"};
         held_words[m] = load_word_4(row, q, n);
     }
     Lanes lanes;
@@ -83,6 +86,7 @@ inline float2 reduce_lanes(Lanes *lanes, __local float *sq, __local float *gt) {
         add_group(&lanes, m % ${SLOTS}, g, held_words[m]);
 % endif
     }
+% if not FORM:
     for (uint base = lid + ${WG_SIZE * HELD}; base < groups; base += ${WG_SIZE * SLOTS}) {
         #pragma unroll
         for (uint s = 0; s < ${SLOTS}; s++) {
@@ -90,8 +94,10 @@ inline float2 reduce_lanes(Lanes *lanes, __local float *sq, __local float *gt) {
             if (q < groups) add_group(&lanes, s, load_grad_4(grad, q, n), load_word_4(row, q, n));
         }
     }
+% endif
 </%def>
 
+% if not FORM:
 // sums float32 [rows, 2]: of grad^2 and of grad*t. A work-group owns a row.
 __kernel __attribute__((reqd_work_group_size(${WG_SIZE}, 1, 1)))
 void row_statistics(const __global uchar *state, const __global float *grad_w, __global float *sums, const uint n,
@@ -107,6 +113,7 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
     if (lid == 0) vstore2(both, o, sums);
 }
 
+% endif
 <%def name="tick_group(g, word)">
         const float4 gradient = ${g};
         const float4 old = word_centred(${word});
@@ -148,7 +155,7 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
 </%def>
 
 // One step of the tile's rows. `first_row` is the tile's place in state, scale and v; `index_base` the index of its first
-// element in the whole layer, which the rounding hashes. A work-group owns a row.
+// element in the whole layer, which the rounding hashes. A work-group owns ${"FORM rows, one after the other" if FORM else "a row"}.
 __kernel __attribute__((reqd_work_group_size(${WG_SIZE}, 1, 1)))
 void counter_update(${update_parameters()}) {
     __local float lanes_sq[${4 * WG_SIZE}] __attribute__((aligned(16)));
@@ -165,10 +172,21 @@ void counter_update(${update_parameters()}) {
     if (clock[2] == 0) return;
 % endif
     const uint lid = get_local_id(0);
+% if FORM:
+    const uint first = ${FORM} * get_group_id(0);
+    const uint count = min(rows - first, ${FORM}u);
+    float4 formed[${FORM * HELD}];
+    form_groups(formed, x, grad_out + first, count, n, tokens, rows);
+    for (uint f = 0; f < count; f++) {
+    const uint tile_row = first + f;
+% else:
     const uint tile_row = get_group_id(0);
+% endif
     const size_t o = (size_t)first_row + tile_row;
     __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
+% if not FORM:
     const __global float *grad = grad_w + (size_t)tile_row * n;
+% endif
     // Asked for before the row, so that they are there when its sums are.
     const float s_old = scale[o];
     const float v_old = ${"v[o]" if USE_RMS else "0.0f"};
@@ -228,12 +246,17 @@ void counter_update(${update_parameters()}) {
                 ${tick_group("held_grad[m]", "held_words[m]")}
             }
         }
+% if not FORM:
         for (uint q = lid + ${WG_SIZE * HELD}; q < groups; q += ${WG_SIZE}) {
             ${tick_group("load_grad_4(grad, q, n)", "load_word_4(row, q, n)")}
         }
+% endif
         atomic_add(&shared_events, (uint)events);
         atomic_add(&shared_flips, (uint)flips);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     if (lid == 0) count_row(totals, shared_events, shared_flips, skip);
+% if FORM:
+    }
+% endif
 }

@@ -2,6 +2,8 @@
 //
 // state   uchar [rows, in/4*3] packed 6-bit codes, or [rows, in] codes (PACKED = 0)
 // scale, v, grad_w   float32 [rows], [rows], [rows of the tile, in]
+// FORM > 0: in place of grad_w come x float32 [tokens, in] and grad_out float32 [tokens, out], and the gradient of FORM rows at a
+// time is formed by whoever updates them, each element a sum over the tokens in their order: grad_out[0]*x[0] + grad_out[1]*x[1] + ...
 // s_base, g_sq       float32 [rows] each: what LAZY reads and writes, what PROXY reads in place of the gradient's mean square
 // clock              int64 [4], see clock.cl: CLOCK updates only where it fires, by lr times its period
 // cache              CACHE [rows, in], the ternary weights as int8 or float16: those that change are written
@@ -10,9 +12,10 @@
 //
 // Launched by memtrain_cl/ops/counter.py.
 // Constants: C, PACKED, GPU; ALIGNED (grad_w's rows begin on 16 bytes and are whole groups of four); LAGGED, USE_RMS, PROXY, CLIP,
-// CLIPPED_SCALE, LAZY (rebase), TERNARY (pulse), CLOCK, CACHE ("" for none). Read by GPU = 1 only: WG_SIZE (items a row), HELD (groups of four an item keeps in registers, a multiple of
-// 256/WG_SIZE in rows of more groups than items), EVEN (a row's groups are exactly WG_SIZE * HELD), FUSED (fma
-// keeps subnormals: llvmpipe's does not, though its other operations do).
+// CLIPPED_SCALE, LAZY (rebase), TERNARY (pulse), CLOCK, CACHE ("" for none), FORM (0 for none; ALIGNED speaks of x then). Read by
+// GPU = 0 only: PITCH (columns of a formed row's place, a multiple of 16). By GPU = 1 only: WG_SIZE (items a row), HELD (groups of four
+// an item keeps in registers, a multiple of 256/WG_SIZE in rows of more groups than items, all of them where it forms them), EVEN
+// (a row's groups are exactly WG_SIZE * HELD), FUSED (fma keeps subnormals: llvmpipe's does not, though its other operations do).
 #pragma OPENCL FP_CONTRACT OFF
 
 <%
@@ -101,7 +104,12 @@ inline void count_row(volatile __global uint *totals, uint events, uint flips, u
 }
 
 <%def name="update_parameters()">
-__global uchar *state, __global float *scale, __global float *v, const __global float *grad_w,
+__global uchar *state, __global float *scale, __global float *v,
+% if FORM:
+                    const __global float *x, const __global float *grad_out, const uint tokens,
+% else:
+                    const __global float *grad_w,
+% endif
                     volatile __global uint *totals,
 % if LAZY:
                     __global float *s_base,

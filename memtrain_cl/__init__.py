@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from memtrain_cl.nn.convert import CounterLinearWithBias, SwapReport, swap_linears_to_counter
     from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
     from memtrain_cl.nn.memory import memory_report
-    from memtrain_cl.ops.counter import counter_update_hashsr, pack_codes, unpack_codes
+    from memtrain_cl.ops.codec import pack_codes, unpack_codes
+    from memtrain_cl.ops.counter import counter_update_hashsr
+    from memtrain_cl.ops.from_io import counter_update_from_io_hashsr
     from memtrain_cl.optim.controller import CounterController
     from memtrain_cl.reference.codes import (
         decode_state,
@@ -50,7 +52,9 @@ _HOMES = {
     "memtrain_cl.nn.convert": ("CounterLinearWithBias", "SwapReport", "swap_linears_to_counter"),
     "memtrain_cl.nn.counter": ("CompactCounterLinear", "PackedRMSCounterLinear", "RMSCounterLinear"),
     "memtrain_cl.nn.memory": ("memory_report",),
-    "memtrain_cl.ops.counter": ("counter_update_hashsr", "pack_codes", "unpack_codes"),
+    "memtrain_cl.ops.codec": ("pack_codes", "unpack_codes"),
+    "memtrain_cl.ops.counter": ("counter_update_hashsr",),
+    "memtrain_cl.ops.from_io": ("counter_update_from_io_hashsr",),
     "memtrain_cl.optim.controller": ("CounterController",),
     "memtrain_cl.torch_device.fallback": ("fallbacks", "reset_fallbacks", "strict"),
     "memtrain_cl.torch_device.module": (
@@ -91,6 +95,7 @@ __all__ = [
     "RMSCounterLinear",
     "SwapReport",
     "UnsupportedDevice",
+    "counter_update_from_io_hashsr",
     "counter_update_hashsr",
     "decode_state",
     "devices",

@@ -92,12 +92,13 @@ def update_case(
     index_base: int = 0,
     clock: bool = False,
     cache: str = "",
+    tokens: int = 0,
     small: bool = False,
 ) -> Case:
     """counter_update_ of a whole layer [rows, columns]; index_base: the index of its first element.
 
-    clock: whether there is one.   cache: "int8" or "float16" for one. What it takes to write to it is not counted:
-    hardly any weight changes.
+    tokens: those from which counter_update_from_io_ forms the gradient, 0 where it is given.   clock: whether there is
+    one.   cache: "int8" or "float16" for one. What it takes to write to it is not counted: hardly any weight changes.
     """
     state = _state_bytes(rows, columns, C, packed)
     rule = make_rule({"C": C, "packed": packed, "mode": mode})
@@ -107,14 +108,14 @@ def update_case(
     return Case(
         "counter",
         "counter_update",
-        "counter_update_",
-        {"rows": rows, "columns": columns},
+        "counter_update_from_io_" if tokens else "counter_update_",
+        {"tokens": tokens, "rows": rows, "columns": columns} if tokens else {"rows": rows, "columns": columns},
         options
         | ({"index_base": index_base} if index_base else {})
         | ({"clock": True} if clock else {})
         | ({"cache": cache} if cache else {}),
-        bytes_moved=2 * state + 4 * rows * columns + 8 * rows + beside * rows,
-        flops=36 * rows * columns,
+        bytes_moved=2 * state + 4 * (tokens * (rows + columns) or rows * columns) + 8 * rows + beside * rows,
+        flops=(36 + 2 * tokens) * rows * columns,
         small=small,
     )
 
@@ -269,6 +270,13 @@ def _refresh_cases() -> list[Case]:
     return [*cases, refresh_case(9, 13, 8, False, "float16", small=True), refresh_case(9, 67, 8, False, "int8")]
 
 
+def _from_io_cases() -> list[Case]:
+    # One below and above the rows that are formed at a time, a block of tokens, and the 1024 lanes.
+    cases = [update_case(13, 68, tokens=7), update_case(5, 67, 43, False, tokens=65), update_case(17, 2052, tokens=3)]
+    cases += [update_case(7, 1028, mode="proxy_lazy_ternary", clock=True, cache="int8", tokens=130)]
+    return [*cases, update_case(9, 12, tokens=5, small=True), update_case(9, 13, 8, False, tokens=5, small=True)]
+
+
 def _clock_cases() -> list[Case]:
     cases = [advance_case(period, since) for period, since in ((1, 0), (2, 0), (2, 1), (8, 6), (8, 7), (2, 7))]
     # On the borders of the rates, beside them, and beyond 32 bits.
@@ -293,6 +301,7 @@ CASES: tuple[Case, ...] = (
     *_codec_cases(),
     *_row_cases(),
     *_update_cases(),
+    *_from_io_cases(),
     *_clock_cases(),
     *_moments_cases(),
     *_product_cases(),

@@ -6,7 +6,7 @@ or a device whose groups are too small for that, gets a work-item a block of row
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memtrain_cl.device import DeviceInfo
 
@@ -42,7 +42,10 @@ def power_of_two_at_least(value: int) -> int:
 
 @dataclass(frozen=True)
 class RowShape:
-    """How a row kernel runs: its template constants, its launch sizes, and rows per work-item (1 on GPUs)."""
+    """How a row kernel runs: its template constants, its launch sizes, and rows per work-item (1 on GPUs).
+
+    form, pitch: rows whose gradient the kernel forms itself at a time, and their distance (0, 0: it is given).
+    """
 
     gpu: int
     wg_size: int
@@ -51,6 +54,8 @@ class RowShape:
     global_size: tuple[int, ...]
     local_size: tuple[int, ...]
     per: int
+    form: int = 0
+    pitch: int = 0
 
 
 def row_shape(info: DeviceInfo, rows: int, columns: int) -> RowShape:
@@ -66,6 +71,34 @@ def row_shape(info: DeviceInfo, rows: int, columns: int) -> RowShape:
     held = max(slots, min(HELD_LIMIT, slots * ceil_div(ceil_div(groups, wg_size), slots)))
     even = groups == wg_size * held
     return RowShape(1, wg_size, held, int(even), (rows * wg_size,), (wg_size,), 1)
+
+
+#: Rows that an item or a group of a from-IO update forms at most, and vectors of four sums that a GPU's item holds.
+_FORM_CPU, _FORM_GPU, _FORM_HELD = 6, 8, 32
+#: The share of a CPU's local memory that formed rows may take.
+_FORM_SHARE = 0.75
+
+
+def from_io_shape(info: DeviceInfo, rows: int, columns: int) -> RowShape | None:
+    """The shape of an update that forms the gradient itself; None where a row is too long for the device to hold."""
+    if not groups_share_rows(info):
+        pitch = ceil_div(columns, 16) * 16
+        form = min(_FORM_CPU, int(_FORM_SHARE * info.local_mem_bytes) // (4 * pitch))
+        if form == 0:
+            return None
+        per = ceil_div(ceil_div(rows, info.compute_units * BLOCKS_PER_UNIT), form) * form
+        return RowShape(0, 1, 1, 0, (ceil_div(rows, per),), (1,), per, form, pitch)
+    shape = row_shape(info, rows, columns)
+    groups = ceil_div(columns, 4)
+    need = ceil_div(groups, shape.wg_size)
+    slots = max(1, min(LARGEST_GROUP // shape.wg_size, power_of_two_at_least(need)))
+    held = ceil_div(need, slots) * slots
+    if held > _FORM_HELD:
+        return None
+    form = max(1, min(_FORM_GPU, _FORM_HELD // held))
+    even = int(groups == shape.wg_size * held)
+    grid = (ceil_div(rows, form) * shape.wg_size,)
+    return replace(shape, held=held, even=even, global_size=grid, form=form)
 
 
 def flat_shape(info: DeviceInfo, units: int) -> tuple[tuple[int, ...], int]:

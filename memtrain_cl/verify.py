@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -104,7 +105,7 @@ def check_statistics(case: Case) -> Comparison:
 
 
 def check_update(case: Case) -> Comparison:
-    """counter_update_: every byte of codes, scale, v, totals, s_base and a cache after one step."""
+    """The update from a gradient, or from what makes it: every byte of what it changes after one step."""
     chance = generator(case)
     rows, columns = case.shape["rows"], case.shape["columns"]
     state, scale, v = layer_tensors(case, chance)
@@ -115,17 +116,24 @@ def check_update(case: Case) -> Comparison:
     grad = gradient(rows, columns, chance)
     seed = int(torch.randint(0, 1 << 32, (), generator=chance))
     rule = make_rule(case.options)
+    source: tuple[torch.Tensor, ...] = (grad,)
+    if case.op == "counter_update_from_io_":
+        tokens = case.shape["tokens"]
+        # Rows of the magnitudes that gradients have, of no numbers, zeros and subnormals too.
+        grad_out = torch.randn(tokens, rows, generator=chance) * gradient(rows, 1, chance)[:, 0].abs().clamp_max(1e3)
+        source = (torch.randn(tokens, columns, generator=chance), grad_out)
     estimate = grad.square().mean(dim=1, keepdim=True) * (0.5 + torch.rand(rows, 1, generator=chance))
-    more = {
-        "index_base": case.options.get("index_base"),
+    more: dict[str, Any] = {
         "g_sq": estimate if rule.rms_mode == "proxy" else None,
         "clock": torch.tensor([4, 0, 1, 2]) if case.options.get("clock") else None,
     }
+    if "index_base" in case.options:
+        more["index_base"] = case.options["index_base"]
     ends = []
     for room in (ops, reference):
         state, scale, v, totals, s_base, cache = (tensor.clone() for tensor in start)
         own = {"s_base": s_base, "cache": cache if "cache" in case.options else None}
-        room.counter_update_(state, scale, v, grad, totals, rule, seed=seed, **own, **more)
+        getattr(room, case.op)(state, scale, v, *source, totals, rule, seed=seed, **own, **more)
         codes = reference.unpack_codes(state, columns) if case.options["packed"] else state
         ends.append((codes, scale, v, totals, s_base, cache))
     return sum((compare_exact(got, want) for got, want in zip(*ends, strict=True)), Comparison())
@@ -197,6 +205,7 @@ CHECKS: dict[str, Callable[[Case], Comparison]] = {
     "decode_dense": check_decode,
     "row_statistics": check_statistics,
     "counter_update_": check_update,
+    "counter_update_from_io_": check_update,
     "advance_clock_": check_clock,
     "observe_clock_": check_clock,
     "proxy_moments": check_moments,

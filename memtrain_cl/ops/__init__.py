@@ -2,14 +2,9 @@
 
 from memtrain_cl.ops.cache import refresh_cache_
 from memtrain_cl.ops.clock import advance_clock_, observe_clock_
-from memtrain_cl.ops.counter import (
-    counter_update_,
-    counter_update_hashsr,
-    decode_dense,
-    pack_codes,
-    row_statistics,
-    unpack_codes,
-)
+from memtrain_cl.ops.codec import decode_dense, pack_codes, unpack_codes
+from memtrain_cl.ops.counter import counter_update_, counter_update_hashsr, row_statistics
+from memtrain_cl.ops.from_io import counter_update_from_io_, counter_update_from_io_hashsr
 from memtrain_cl.ops.matmul_counter import counter_backward_, counter_forward, counter_grad_input, grad_weight
 from memtrain_cl.ops.matmul_int8 import (
     counter_forward_int8,
@@ -38,6 +33,8 @@ __all__ = [
     "counter_grad_input",
     "counter_grad_input_int8",
     "counter_update_",
+    "counter_update_from_io_",
+    "counter_update_from_io_hashsr",
     "counter_update_hashsr",
     "decode_dense",
     "decode_ternary",

@@ -1,4 +1,4 @@
-"""Launchers of kernels/counter.cl: packing, decoding, row sums, and the counter update.
+"""Launchers of kernels/counter.cl: row sums, and the counter update.
 
 Signatures, formulas and results are those of `memtrain_cl.reference.counter`, byte for byte on every device.
 """
@@ -14,11 +14,11 @@ import torch
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
-from memtrain_cl.formats import CounterRule, check_c, packed_row_bytes, state_row_bytes
+from memtrain_cl.formats import CounterRule, check_c, state_row_bytes
 from memtrain_cl.ops.cache import cache_element, require_cache
 from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
 from memtrain_cl.program import Kernel, get_kernel
-from memtrain_cl.tuning import RowShape, flat_shape, groups_share_rows, row_shape
+from memtrain_cl.tuning import RowShape, from_io_shape, row_shape
 
 
 def _row_kernel(
@@ -26,11 +26,12 @@ def _row_kernel(
     name: str,
     rule: CounterRule,
     shape: RowShape,
-    grad_w: DeviceArray,
+    source: DeviceArray,
     *,
     clocked: bool = False,
     cache: str = "",
 ) -> Kernel:
+    """source: the gradient, or x where the kernel forms the gradient."""
     return get_kernel(
         device,
         "counter",
@@ -38,7 +39,7 @@ def _row_kernel(
         C=rule.C,
         PACKED=int(rule.packed),
         GPU=shape.gpu,
-        ALIGNED=int(rows_aligned(grad_w, grad_w.shape[1])),
+        ALIGNED=int(rows_aligned(source, source.shape[1])),
         WG_SIZE=shape.wg_size,
         HELD=shape.held,
         EVEN=shape.even,
@@ -52,63 +53,9 @@ def _row_kernel(
         TERNARY=int(rule.pulse_mode == "ternary"),
         CLOCK=int(clocked),
         CACHE=cache,
+        FORM=shape.form,
+        PITCH=shape.pitch,
     )
-
-
-def _codec_kernel(device: Device, name: str, *, words: bool = False, C: int = 1, packed: bool = True) -> Kernel:
-    gpu = int(groups_share_rows(device.info))
-    return get_kernel(device, "codec", name, GPU=gpu, WORDS=int(words), C=C, PACKED=int(packed))
-
-
-def launch_codec(device: Device, name: str, source: DeviceArray, target: DeviceArray, groups: int) -> Any:
-    """Enqueue pack_codes or unpack_codes over groups of four codes; nothing waits. The launch's event."""
-    whole = groups % 4 == 0 and min(source.alignment, target.alignment) >= 16
-    words = whole and groups_share_rows(device.info)
-    global_size, per = ((groups // 4,), 4) if words else flat_shape(device.info, groups)
-    kernel = _codec_kernel(device, name, words=words)
-    return kernel(global_size, None, source, target, np.uint64(groups), np.uint64(per))
-
-
-def _codec(name: str, source: torch.Tensor, target_shape: tuple[int, int], groups: int) -> torch.Tensor:
-    if groups == 0:
-        return torch.empty(target_shape, dtype=torch.uint8, device=source.device)
-    device = ready_device(source)
-    with Crossing(device, source) as cross:
-        result, target = cross.output(target_shape, torch.uint8)
-        launch_codec(device, name, cross.read(source), target, groups)
-    return result
-
-
-def pack_codes(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 codes [out, in] (the low six bits count) -> packed uint8 [out, in/4*3]; in % 4 != 0 is a ValueError."""
-    require_tensor("codes", codes, torch.uint8, (None, None))
-    out, n = codes.shape
-    return _codec("pack_codes", codes, (out, packed_row_bytes(n)), out * n // 4)
-
-
-def unpack_codes(packed: torch.Tensor, in_features: int) -> torch.Tensor:
-    """packed uint8 [out, in/4*3] -> uint8 codes [out, in_features]."""
-    require_tensor("packed", packed, torch.uint8, (None, packed_row_bytes(in_features)))
-    out = packed.shape[0]
-    return _codec("unpack_codes", packed, (out, in_features), out * in_features // 4)
-
-
-def decode_dense(state: torch.Tensor, scale: torch.Tensor, in_features: int, *, C: int, packed: bool) -> torch.Tensor:
-    """float32 [out, in]: scale[row] * t. state uint8 [out, in] or packed [out, in/4*3], scale float32 [out, 1]."""
-    C = check_c(C, packed=packed)
-    out, n = require_layer(state, scale, in_features, packed=packed)
-    if out * n == 0:
-        return torch.empty((out, n), device=state.device)
-    device = ready_device(state)
-    with Crossing(device, state) as cross:
-        result, target = cross.output((out, n))
-        groups = -(-n // 4)
-        per = 1 if groups_share_rows(device.info) else groups
-        kernel = _codec_kernel(device, "decode_dense", C=C, packed=packed)
-        kernel(
-            (-(-groups // per), out), None, cross.read(state), cross.read(scale), target, np.uint32(n), np.uint32(per)
-        )
-    return result
 
 
 def row_statistics(state: torch.Tensor, grad_w: torch.Tensor, *, C: int, packed: bool) -> torch.Tensor:
@@ -159,10 +106,81 @@ def launch_update(
 
     What the rule does not ask for is not read: s_base belongs to the lazy rebase, g_sq to rms_mode "proxy".
     """
-    rows, n = grad_w.shape
-    shape = row_shape(device.info, rows, n)
+    shape = row_shape(device.info, *grad_w.shape)
+    return _enqueue(
+        device,
+        shape,
+        grad_w,
+        (grad_w,),
+        (state, scale, v, totals),
+        (s_base, g_sq, clock, cache),
+        rule,
+        rows=grad_w.shape[0],
+        seed=seed,
+        row_offset=row_offset,
+        index_base=index_base,
+    )
+
+
+def launch_update_from_io(
+    device: Device,
+    state: DeviceArray,
+    scale: DeviceArray,
+    v: DeviceArray,
+    x: DeviceArray,
+    grad_out: DeviceArray,
+    totals: DeviceArray,
+    rule: CounterRule,
+    *,
+    seed: int,
+    s_base: DeviceArray | None = None,
+    g_sq: DeviceArray | None = None,
+    clock: DeviceArray | None = None,
+    cache: DeviceArray | None = None,
+) -> Any:
+    """Enqueue the update of a whole layer by a kernel that forms the gradient of x [M, in] and grad_out [M, out].
+
+    ValueError where a row of the layer is too long for that on this device.
+    """
+    (tokens, n), rows = x.shape, grad_out.shape[1]
+    shape = from_io_shape(device.info, rows, n)
+    if shape is None:
+        raise ValueError(f"expected in_features that {device.info.name} holds a row's gradient of in a kernel, got {n}")
+    return _enqueue(
+        device,
+        shape,
+        x,
+        (x, grad_out, np.uint32(tokens)),
+        (state, scale, v, totals),
+        (s_base, g_sq, clock, cache),
+        rule,
+        rows=rows,
+        seed=seed,
+        row_offset=0,
+        index_base=0,
+    )
+
+
+def _enqueue(
+    device: Device,
+    shape: RowShape,
+    source: DeviceArray,
+    gradient: tuple[Any, ...],
+    layer: tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray],
+    options: tuple[DeviceArray | None, DeviceArray | None, DeviceArray | None, DeviceArray | None],
+    rule: CounterRule,
+    *,
+    rows: int,
+    seed: int,
+    row_offset: int,
+    index_base: int,
+) -> Any:
+    """gradient: the arguments that bring it. layer: state, scale, v, totals. options: s_base, g_sq, clock, cache."""
+    n = source.shape[1]
+    state, scale, v, totals = layer
+    s_base, g_sq, clock, cache = options
     kernel = _row_kernel(
-        device, "counter_update", rule, shape, grad_w, clocked=clock is not None, cache=cache_element(cache)
+        device, "counter_update", rule, shape, source, clocked=clock is not None, cache=cache_element(cache)
     )
     # Host scalars are float64 until here and rounded to float32 once: part of the rule.
     beside = (
@@ -178,7 +196,7 @@ def launch_update(
         state,
         scale,
         v,
-        grad_w,
+        *gradient,
         totals,
         *(array for array, used in beside if used),
         np.uint32(n),
@@ -227,6 +245,14 @@ def require_update(
     return out
 
 
+def require_moments(g_sq: torch.Tensor | None, out: int, rule: CounterRule) -> None:
+    """ValueError or TypeError unless g_sq [out, 1] is there where the rule asks for it, and nowhere else."""
+    if rule.rms_mode == "proxy":
+        _require_given("g_sq", g_sq, out, "rms_mode='proxy'")
+    elif g_sq is not None:
+        raise ValueError(f"expected g_sq for rms_mode='proxy' alone, got it for {rule.rms_mode!r}")
+
+
 def counter_update_(
     state: torch.Tensor,
     scale: torch.Tensor,
@@ -258,10 +284,7 @@ def counter_update_(
     require_tensor("grad_w", grad_w, torch.float32, (None, None))
     rows, n = grad_w.shape
     out = require_update(state, scale, v, totals, n, rule, seed, s_base=s_base, clock=clock, cache=cache)
-    if rule.rms_mode == "proxy":
-        _require_given("g_sq", g_sq, out, "rms_mode='proxy'")
-    elif g_sq is not None:
-        raise ValueError(f"expected g_sq for rms_mode='proxy' alone, got it for {rule.rms_mode!r}")
+    require_moments(g_sq, out, rule)
     base = row_offset * n if index_base is None else index_base
     if rule.packed and base % 4:
         raise ValueError(f"expected index_base divisible by 4 for packed rows, got {base}")

@@ -22,6 +22,7 @@ from memtrain_cl.reference.counter import (
     row_statistics,
     unpack_codes,
 )
+from memtrain_cl.reference.from_io import counter_update_from_io_, counter_update_from_io_hashsr
 from memtrain_cl.reference.matmul import counter_backward_, counter_forward, counter_grad_input, grad_weight
 from memtrain_cl.reference.matmul_int8 import (
     counter_forward_int8,
@@ -50,6 +51,8 @@ __all__ = [
     "counter_grad_input",
     "counter_grad_input_int8",
     "counter_update_",
+    "counter_update_from_io_",
+    "counter_update_from_io_hashsr",
     "counter_update_hashsr",
     "decode_dense",
     "decode_state",
