@@ -157,18 +157,16 @@ void matmul_int8(${parameters()}, const uint m_per, const uint n_per) {
                 for (uint i = 0; i < rows; i++) {
                     const __local int *found = sums + PANEL * i;
                     __global int *target = out + (size_t)(m + i) * N + n;
-% if SCALES:
-                    const float own = row[row0 + m + i];
-% endif
+                    const float own = scales ? row[row0 + m + i] : 1.0f;
                     uint j = 0;
                     for (; j + 8 <= columns; j += 8) {
                         int8 sum = vload8(0, found + j);
-                        ${due("sum", "vload8(0, target + j)", "own", "vload8(0, col + n + j)", "8")}
+                        ${due("sum", "vload8(0, target + j)", "vload8(0, col + n + j)", "8")}
                         vstore8(sum, 0, target + j);
                     }
                     for (; j < columns; j++) {
                         int sum = found[j];
-                        ${due("sum", "target[j]", "own", "col[n + j]", "")}
+                        ${due("sum", "target[j]", "col[n + j]", "")}
                         target[j] = sum;
                     }
                 }

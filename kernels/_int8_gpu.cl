@@ -12,9 +12,9 @@ LOADS = TILE * WORDS // (SIDE * SIDE)
 CELL = "uint" if DOT else "float"
 SUM = "int4" if DOT else "float4"
 %>
-// Four elements as a word, and zeros for what lies beyond the end of a row.
-inline uint word_of(const __global char *p, const uint left) {
-    if (left >= 4) return ${"*(const __global uint *)p" if ALIGNED else "as_uint(vload4(0, p))"};
+// Four elements as a word, and zeros for what lies beyond the end of a row. aligned: p lies on a word.
+inline uint word_of(const __global char *p, const uint left, const uint aligned) {
+    if (left >= 4) return aligned ? *(const __global uint *)p : as_uint(vload4(0, p));
     return (uint)(uchar)p[0] | (left > 1 ? (uint)(uchar)p[1] << 8 : 0u) | (left > 2 ? (uint)(uchar)p[2] << 16 : 0u);
 }
 
@@ -23,7 +23,7 @@ inline uint word_of(const __global char *p, const uint left) {
                 const uint r = unit / ${WORDS};
                 const uint w = unit % ${WORDS};
                 uint word = 0;
-                if (${first} + r < ${rows} && k0 + 4 * w < k_last) word = word_of(${p} + (size_t)(${first} + r) * ${ld} + k0 + 4 * w, k_last - k0 - 4 * w);
+                if (${first} + r < ${rows} && k0 + 4 * w < k_last) word = word_of(${p} + (size_t)(${first} + r) * ${ld} + k0 + 4 * w, k_last - k0 - 4 * w, aligned);
 % if DOT:
                 ${tile}[w * ${PITCH} + r] = word;
 % else:
@@ -36,7 +36,7 @@ inline uint word_of(const __global char *p, const uint left) {
             }
 </%def>
 __kernel __attribute__((reqd_work_group_size(${SIDE}, ${SIDE}, 1)))
-void matmul_int8(${parameters()}, const uint block) {
+void matmul_int8(${parameters()}, const uint block, const uint aligned) {
     __local ${CELL} tile_a[${DEPTH * PITCH}] __attribute__((aligned(16)));
     __local ${CELL} tile_b[${DEPTH * PITCH}] __attribute__((aligned(16)));
     if (gated && gate[2] == 0) return;
@@ -90,20 +90,18 @@ void matmul_int8(${parameters()}, const uint block) {
             const uint m = m0 + ${4 * SIDE * (i // 4)} + 4 * y + ${i % 4};
             if (m < M) {
                 __global int *target = out + (size_t)m * N;
-% if SCALES:
-                const float own = row[row0 + m];
-% endif
+                const float own = scales ? row[row0 + m] : 1.0f;
 % for v in range(PER // 4):
                 {
                     int4 sum = ${f"sum{i}_{v}" if DOT else f"convert_int4(sum{i}_{v})"};
                     const uint n = n0 + ${4 * SIDE * v} + 4 * x;
                     if (n + 4 <= N) {
-                        ${due("sum", "vload4(0, target + n)", "own", "vload4(0, col + n)", "4")}
+                        ${due("sum", "vload4(0, target + n)", "vload4(0, col + n)", "4")}
                         vstore4(sum, 0, target + n);
                     } else {
 % for e in range(3):
                         if (n + ${e} < N) {
-                            ${due(f"sum.s{e}", f"target[n + {e}]", "own", f"col[n + {e}]", "")}
+                            ${due(f"sum.s{e}", f"target[n + {e}]", f"col[n + {e}]", "")}
                             target[n + ${e}] = sum.s${e};
                         }
 % endfor

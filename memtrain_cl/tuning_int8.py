@@ -28,8 +28,7 @@ _ROW_COST, _COLUMN_COST = 10.0, 20.0
 
 #: The template's constants of a shape, all of them, where they have no meaning.
 NOTHING: Mapping[str, Any] = {
-    name: "" if name == "KIND" else 0
-    for name in ("KIND", "GPU", "TILE", "SIDE", "WIDTH", "DEPTH", "TILE_N", "SCALES", "ALIGNED")
+    name: "" if name == "KIND" else 0 for name in ("KIND", "GPU", "TILE", "SIDE", "WIDTH", "DEPTH", "TILE_N")
 }
 
 

@@ -53,13 +53,9 @@ class Codes:
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(
-    device: Device, sizes: tuple[int, int, int], scales: int, aligned: bool, ternary: bool
-) -> tuple[Kernel, Int8Shape]:
+def _plan(device: Device, sizes: tuple[int, int, int], ternary: bool) -> tuple[Kernel, Int8Shape]:
     shape = int8_shape(device.info, *sizes, ternary=ternary)
-    name = "matmul_int8"
-    constants = {**shape.constants, "NAME": name, "SCALES": scales, "ALIGNED": int(aligned and shape.gpu)}
-    return get_kernel(device, name, name, **constants), shape
+    return get_kernel(device, "matmul_int8", "matmul_int8", NAME="matmul_int8", **shape.constants), shape
 
 
 def _gate_arguments(gate: DeviceArray | None, instead: DeviceArray) -> tuple[Any, ...]:
@@ -77,23 +73,13 @@ def launch_int8_product(
     if b.length != K or not 0 < K <= longest or (b.scale is not None and a.scale is None):
         raise ValueError(f"expected two operands of one length up to {longest}, got {K} and {b.length}")
     note_inline_vnni(device)
-    scales = (a.scale is not None) + (b.scale is not None)
-    kernel, shape = _plan(device, (M, N, K), scales, a.whole_words and b.whole_words, b.ternary)
-    factors = (a.scale, a.scale if b.scale is None else b.scale) if scales else ()
+    kernel, shape = _plan(device, (M, N, K), b.ternary)
+    factors = (a.scale or out, b.scale or out, out, np.uint32((a.scale is not None) + (b.scale is not None)))
     starts = (np.uint64(value) for value in (a.start, b.start, a.first))
-    own = (shape.block,) if shape.gpu else (shape.per, shape.columns)
+    own = (shape.block, a.whole_words and b.whole_words) if shape.gpu else (shape.per, shape.columns)
     counts = (np.uint32(value) for value in (M, N, K, a.lead, b.lead, *own))
-    return kernel(
-        shape.global_size,
-        shape.local_size,
-        a.array,
-        b.array,
-        *factors,
-        out,
-        *_gate_arguments(gate, out),
-        *starts,
-        *counts,
-    )
+    operands = (a.array, b.array, *factors, *_gate_arguments(gate, out))
+    return kernel(shape.global_size, shape.local_size, *operands, *starts, *counts)
 
 
 def _quantized(
