@@ -166,8 +166,8 @@ class CompactCounterLinear(FromDense, SavedState):
         """The ranks whose gradients are averaged; None for a process that trains alone."""
         return replicas_of(self.process_group) if self.average_gradients else None
 
-    def cache(self) -> torch.Tensor | None:
-        """The ternary weights unpacked, current; None in cache_mode "none"."""
+    def cache_buffer(self) -> torch.Tensor | None:
+        """The ternary weights unpacked, current for a launcher; None in cache_mode "none"."""
         state = self.resident_buffer("state")
         return self._cache.current(self.cache_mode, state, self.in_features, self.ops, C=self.C, packed=self.packed)
 

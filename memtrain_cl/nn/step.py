@@ -44,10 +44,6 @@ class Backward:
     low_bits: bool
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def use_seed(layer: CompactCounterLinear, index: int) -> int:
     """The seed from which a use's streams follow: by the step, the use's number in it, and the rank."""
     replicas = layer.replicas()
@@ -65,14 +61,14 @@ def product(layer: CompactCounterLinear, x: torch.Tensor) -> torch.Tensor:
         layer.resident_buffer("scale"),
         C=layer.C,
         packed=layer.packed,
-        **_given(cache=layer.cache()),
+        cache=layer.cache_buffer(),
     )
     return y
 
 
 def input_gradient(layer: CompactCounterLinear, grad_out: torch.Tensor, use: Use) -> torch.Tensor:
     """grad_x float32 [M, in] of grad_out float32 [M, out]."""
-    options = {"C": layer.C, "packed": layer.packed, **_given(cache=layer.cache())}
+    options: dict[str, Any] = {"C": layer.C, "packed": layer.packed, "cache": layer.cache_buffer()}
     weight = (layer.resident_buffer("state"), layer.resident_buffer("scale"), layer.in_features)
     if layer.forward_compute == "int8":
         seed = stream_seed(use_seed(layer, use.index), STREAM_GRAD_INPUT)
@@ -132,7 +128,7 @@ def backward(layer: CompactCounterLinear, given: Backward, needs_grad_input: boo
 
 def _backward_at_once(layer: CompactCounterLinear, given: Backward, needs_grad_input: bool) -> torch.Tensor | None:
     """Both products and the update in one call of the backend."""
-    cache = layer.cache()
+    cache = layer.cache_buffer()
     patched = cache if layer.cache_patch == "flip" else None
     grad_x = None
     if needs_grad_input and cache is not patched:
@@ -149,7 +145,9 @@ def _backward_at_once(layer: CompactCounterLinear, given: Backward, needs_grad_i
         seed=layer.step_seed(),
         needs_grad_input=needs_grad_input,
         tile_rows=layer.tile_rows,
-        **_given(s_base=layer._lazy_base(), clock=layer.clock_buffer(), cache=patched),
+        s_base=layer._lazy_base(),
+        clock=layer.clock_buffer(),
+        cache=patched,
     )
     return made if grad_x is None else grad_x
 
@@ -217,7 +215,7 @@ def update(
         squares = None if squares is None else replicas.mean(squares.clone(), power=2)
     ops, rule, seed = layer.ops, layer.rule(), layer.step_seed()
     state, counts, clock = layer.resident_buffer("state"), layer.resident_buffer("counts"), layer.clock_buffer()
-    patched = layer.cache() if layer.cache_patch == "flip" else None
+    patched = layer.cache_buffer() if layer.cache_patch == "flip" else None
     if clock is not None:
         ops.advance_clock_(clock, counts)
     for row, count in _tiles(layer.out_features, rows):
@@ -231,7 +229,10 @@ def update(
             rule,
             seed=seed,
             row_offset=row,
-            **_given(g_sq=squares, s_base=layer._lazy_base(), clock=clock, cache=patched),
+            g_sq=squares,
+            s_base=layer._lazy_base(),
+            clock=clock,
+            cache=patched,
         )
     if clock is not None:
         ops.observe_clock_(clock, counts, layer.out_features * layer.in_features)
