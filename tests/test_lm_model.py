@@ -147,6 +147,8 @@ def test_width_of_the_feed_forward_part_follows_dim() -> None:
         ({"C": 0}, r"1\.\.11"),
         ({"counter_lr": 0.0}, "counter_lr to be a positive number"),
         ({"counter_lr": float("nan")}, "counter_lr to be a positive number"),
+        ({"counter_eps": 0.0}, "counter_eps to be a positive number"),
+        ({"counter_compute": "fp4"}, "one of fp, int8"),
         ({"linear": "sparse"}, "counter, dense"),
         ({"steps": 0}, "steps >= 1"),
         ({"batch": 0}, "batch >= 1"),

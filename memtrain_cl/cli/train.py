@@ -20,6 +20,13 @@ class LinearKind(StrEnum):
     dense = "dense"
 
 
+class Compute(StrEnum):
+    """Values of --counter-compute."""
+
+    fp = "fp"
+    int8 = "int8"
+
+
 def train(
     ctx: typer.Context,
     more_text: Annotated[
@@ -37,6 +44,10 @@ def train(
     batch: Annotated[int, typer.Option(help="Sequences a step.")] = 4,
     lr: Annotated[float, typer.Option(help="Peak rate of AdamW.")] = 2e-3,
     counter_lr: Annotated[float, typer.Option(help="Peak rate of the counter layers.")] = 3e-3,
+    counter_eps: Annotated[
+        float, typer.Option(help="Least row moment that the counters' gradient is divided by.")
+    ] = 1e-5,
+    counter_compute: Annotated[Compute, typer.Option(help="Products of the counter layers.")] = Compute.fp,
     C: Annotated[int, typer.Option("--C", help="Carry radix of the counters, 1 to 11.")] = 11,
     device: Annotated[
         str | None,
@@ -75,6 +86,8 @@ def train(
         "batch": batch,
         "lr": lr,
         "counter_lr": counter_lr,
+        "counter_eps": counter_eps,
+        "counter_compute": counter_compute.value,
         "C": C,
         "linear": linear.value,
         "freeze_counters": freeze_counters,

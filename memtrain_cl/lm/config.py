@@ -10,6 +10,7 @@ from typing import Any, Self
 from memtrain_cl.formats import check_c
 
 LINEAR_KINDS = ("counter", "dense")
+COMPUTES = ("fp", "int8")
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,9 @@ class ModelConfig:
 
     layers, dim, heads: blocks, width, attention heads (dim divisible by 4 for the packed rows, and by heads; head width
     even for RoPE). hidden: width of the feed-forward part; 0 takes 8/3 dim, rounded up to a multiple of 32. seq: the
-    longest context in bytes. linear: "counter" (6-bit counter layers) or "dense" (float32). C, counter_lr, tile_rows:
-    options of the counter layers. Raises ValueError for a value out of range.
+    longest context in bytes. linear: "counter" (6-bit counter layers) or "dense" (float32). C, counter_lr, counter_eps
+    (their rms_eps), counter_compute ("fp" or "int8", of forward and update), tile_rows: options of the counter layers.
+    Raises ValueError for a value out of range.
     """
 
     layers: int = 4
@@ -31,6 +33,8 @@ class ModelConfig:
     linear: str = "counter"
     C: int = 11
     counter_lr: float = 3e-3
+    counter_eps: float = 1e-5
+    counter_compute: str = "fp"
     tile_rows: int = 0
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
@@ -51,7 +55,12 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ValueError(f"expected an even head width (RoPE turns pairs), got dim / heads = {self.head_dim}")
         check_c(self.C, packed=True)
+        if self.counter_compute not in COMPUTES:
+            raise ValueError(
+                f"expected counter_compute to be one of {', '.join(COMPUTES)}, got {self.counter_compute!r}"
+            )
         _finite_positive("counter_lr", self.counter_lr)
+        _finite_positive("counter_eps", self.counter_eps)
         _finite_positive("rope_theta", self.rope_theta)
         _finite_positive("norm_eps", self.norm_eps)
         if self.hidden == 0:

@@ -32,6 +32,10 @@ def make_linear(
             out_features,
             C=config.C,
             lr=config.counter_lr,
+            # Means over a step's tokens leave gradients around 1e-3, which the floor of the layer's own would damp.
+            rms_eps=config.counter_eps,
+            forward_compute=config.counter_compute,
+            update_compute=config.counter_compute,
             init_gain=gain,
             tile_rows=config.tile_rows,
             ops=ops,
