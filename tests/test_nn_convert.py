@@ -12,6 +12,7 @@ from memtrain_cl import CounterLinearWithBias, memory_report, reference, swap_li
 from memtrain_cl.device import Device
 from memtrain_cl.nn import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
 from tests.layer_cases import IN, KINDS, MAIN, OUT, assert_same, buffers, make, train
+from tests.nn_cases import room_of
 
 OPS: dict[str, Any] = {"ops": reference}
 
@@ -176,6 +177,19 @@ def test_swapping_a_models_linears() -> None:
     assert model.head.weight is model.embed.weight
     model(torch.arange(6)).square().sum().backward()
     assert model.body[2].step == model.body[0].counter.step == 1
+
+
+def test_a_model_on_the_device_is_swapped_there(device: Device) -> None:
+    room = room_of("opencl", device)
+    host, there = Model(), Model()
+    there.load_state_dict(host.state_dict())
+    there.to(room.place)
+    for model in (host, there):
+        torch.manual_seed(3)
+        swap_linears_to_counter(model, kind="counter_packed", C=11, skip="again")
+    assert all(tensor.device == room.place for tensor in [*there.parameters(), *there.buffers()])
+    for name, value in host.state_dict().items():
+        assert torch.equal(there.state_dict()[name].cpu(), value), name
 
 
 def test_what_is_left_alone() -> None:

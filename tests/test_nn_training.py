@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from memtrain_cl.device import Device, use_device
 from memtrain_cl.nn import CompactCounterLinear
+from memtrain_cl.runtimes import import_pyopencl
+from memtrain_cl.torch_device.fallback import strict
 from tests.layer_cases import IN, OUT, assert_same
 from tests.nn_cases import ROOMS, Room, bytes_of, room_of, twin
 
@@ -63,6 +67,75 @@ def test_outgoing_gradients_of_any_layout(room: Room) -> None:
         outgoing = layout(room.tensor(6, OUT, seed=1))
         layer(x.t().contiguous().t()).backward(outgoing)
         plain(x).backward(outgoing.contiguous().clone())
+    assert_same(bytes_of(layer), bytes_of(plain))
+
+
+STAY: dict[str, dict[str, Any]] = {
+    "accumulate": {"accumulate": 2, "rms_mode": "proxy", "tile_rows": 5},
+    "reuse": {"reuse": True},
+    "saved": {"act_save_bits": 3},
+    "int8": {"forward_compute": "int8", "update_compute": "int8", "act_save_bits": 8},
+    "decimated": {"decimate_updates": True, "scale_rebase": "lazy", "pulse_mode": "ternary"},
+    "cache-flip": {"cache_mode": "int8", "cache_patch": "flip", "accumulate": 2},
+    "cache-full": {"cache_mode": "fp16", "cache_patch": "full"},
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_steps_on_the_device_ask_nothing_of_the_host(
+    device: Device, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = room_of("opencl", device)
+    layer = room.make(in_features=IN, out_features=IN, **STAY[name])
+    batches = [room.tensor(4, IN, seed=seed) for seed in range(3)]
+
+    def step(x: torch.Tensor) -> None:
+        y = layer(x)
+        if layer.reuse:
+            y = layer(torch.tanh(y))
+        y.backward(x)
+        layer.weight_flips, layer.decimation_period, layer.skipped_updates  # noqa: B018 (read-outs wait for nothing)
+
+    step(batches[0])
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the host waited")
+
+    cl = import_pyopencl()
+    copy_buffer = cl.enqueue_copy
+
+    def copy_within(queue: Any, target: Any, source: Any, **options: Any) -> Any:
+        if isinstance(target, np.ndarray) or isinstance(source, np.ndarray):
+            raise AssertionError("bytes came from the host or went there, and the host waited")
+        return copy_buffer(queue, target, source, **options)
+
+    with strict(), monkeypatch.context() as patch:
+        patch.setattr(cl, "enqueue_map_buffer", refuse)
+        patch.setattr(cl, "enqueue_copy", copy_within)
+        patch.setattr(type(device), "synchronize", refuse)
+        for x in batches[1:]:
+            step(x)
+        with pytest.raises(AssertionError, match="the host waited"):
+            layer.state.cpu()
+    assert layer.step in (1, 3)
+
+
+@pytest.mark.parametrize("kind", ["compact", "packed"])
+def test_the_default_type_is_no_layers_concern(device: Device, kind: str) -> None:
+    room = room_of("host", device)
+    torch.manual_seed(1)
+    plain = room.make(kind, accumulate=2)
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(1)
+        layer = room.make(kind, accumulate=2)
+        for each in (layer, plain):
+            for seed in range(4):
+                each(
+                    torch.randn(3, IN, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+                ).sum().backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert_same(bytes_of(layer), bytes_of(plain))
 
 

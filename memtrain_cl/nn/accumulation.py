@@ -50,8 +50,8 @@ class GradientSum:
 
     def keep(self, tile: torch.Tensor, row: int, shape: tuple[int, int]) -> None:
         """Add rows row .. of a gradient of `shape`; `finish` follows the last of its tiles."""
-        if self.values is None or self.values.device != tile.device or tuple(self.values.shape) != shape:
-            self.values = torch.empty(shape, device=tile.device)
+        if self.values is None or (not self.held and self.values.device != tile.device):
+            self.values = torch.empty(shape, dtype=torch.float32, device=tile.device)
         target = self.rows(row, tile.shape[0])
         if self.held:
             target.add_(tile)

@@ -145,7 +145,7 @@ class CompactCounterLinear(FromDense, SavedState):
             state = pack_codes(codes) if self.packed else codes
         self.register_buffer("state", state.to(torch.get_default_device()))
         scale = self.init_gain * math.sqrt(3.0 / (2.0 * self.in_features))
-        self.register_buffer("scale", torch.full((self.out_features, 1), scale))
+        self.register_buffer("scale", torch.full((self.out_features, 1), scale, dtype=torch.float32))
         self.register_buffer("counts", torch.zeros(3, dtype=torch.int64), persistent=False)
         self.decimate_updates = decimate_updates
 
@@ -330,7 +330,7 @@ class RMSCounterLinear(CompactCounterLinear):
         self.rms_beta, self.rms_eps = rms_beta, rms_eps
         self.use_rms, self.rms_mode, self.scale_rebase = use_rms, rms_mode, scale_rebase
         super().__init__(in_features, out_features, **options)
-        self.register_buffer("v", torch.zeros(self.out_features, 1))
+        self.register_buffer("v", torch.zeros(self.out_features, 1, dtype=torch.float32))
         # The scale that the counters are calibrated to; under eager rebase it keeps its first value.
         self.register_buffer("s_base", self.scale.clone())
 

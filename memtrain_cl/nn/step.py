@@ -186,16 +186,13 @@ def finish_sum(layer: CompactCounterLinear, replicas: Replicas | None) -> None:
     elif replicas is None:
         layer._updated()
     else:
-        place = layer.resident_buffer("state").device
-        proxy = layer.rule().rms_mode == "proxy"
-        squares = torch.zeros((layer.out_features, 1), device=place) if proxy else None
-        update(
-            layer,
-            lambda _, count: torch.zeros((count, layer.in_features), device=place),
-            squares,
-            replicas,
-            layer.tile_rows or layer.out_features,
-        )
+
+        def zeros(rows: int, columns: int) -> torch.Tensor:
+            return torch.zeros((rows, columns), dtype=torch.float32, device=layer.resident_buffer("state").device)
+
+        squares = zeros(layer.out_features, 1) if layer.rule().rms_mode == "proxy" else None
+        rows = layer.tile_rows or layer.out_features
+        update(layer, lambda _, count: zeros(count, layer.in_features), squares, replicas, rows)
 
 
 def update(
