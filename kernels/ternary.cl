@@ -122,50 +122,58 @@ void decode_ternary_transposed(const __global uchar *state, __global char *t, co
     }
 }
 % else:
-// t char [n, rows]; a work-item makes 64 rows of it, `per` long (whole eights): eight by eight, by swapping ever smaller blocks.
+// t char [n, rows]; a work-item makes 64 rows of it, `per` long (whole eights): four by four, by swapping ever smaller blocks.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void decode_ternary_transposed(const __global uchar *state, __global char *t, const uint n, const uint rows, const uint per) {
     const uint j0 = get_global_id(0) * 64;
-    const uint columns = min(n - j0, 64u);
+    const uint j1 = min(j0 + 64, n);
     const size_t first = get_global_id(1) * (size_t)per;
     const size_t last = min(first + per, (size_t)rows);
-    uint found[128];
-    for (uint i = 0; i < 128; i++) found[i] = 0;
+    uint found[64];
+    uint made[64];
+    for (uint i = 0; i < 64; i++) found[i] = 0;
     for (size_t o = first; o < last; o += 8) {
         const uint height = (uint)min(last - o, (size_t)8);
-        for (uint i = 0; i < height; i++) {
-            const __global uchar *row = state + (o + i) * (${ROW_BYTES[PACKED]});
-            uint *words = found + 16 * i;
-            uint j = 0;
-            for (; j + 32 <= columns; j += 32) ternary_32(row, j0 + j, words + j / 4);
-            for (; j < columns; j += 4) words[j / 4] = ternary_word(row, (j0 + j) / 4, n);
-        }
-% for i in range(8):
-        ulong8 row${i} = (ulong8)(as_ulong4(vload8(${2 * i}, found)), as_ulong4(vload8(${2 * i + 1}, found)));
+        for (uint j = j0; j < j1; j += 32) {
+            const uint columns = min(j1 - j, 32u);
+            for (uint i = 0; i < height; i++) {
+                const __global uchar *row = state + (o + i) * (${ROW_BYTES[PACKED]});
+                if (columns == 32) {
+                    ternary_32(row, j, found + 8 * i);
+                } else {
+                    for (uint q = 0; 4 * q < columns; q++) found[8 * i + q] = ternary_word(row, j / 4 + q, n);
+                }
+            }
+% for group in range(2):
+            {
+% for i in range(4):
+                uint8 row${i} = vload8(${4 * group + i}, found);
 % endfor
-% for apart, bits, mask in ((4, 32, "0x00000000ffffffffUL"), (2, 16, "0x0000ffff0000ffffUL"), (1, 8, "0x00ff00ff00ff00ffUL")):
-% for i in range(8):
+% for apart, bits, mask in ((2, 16, "0x0000ffffu"), (1, 8, "0x00ff00ffu")):
+% for i in range(4):
 % if not i & apart:
-        {
-            const ulong8 swapped = (row${i} >> ${bits} ^ row${i + apart}) & ${mask};
-            row${i + apart} ^= swapped;
-            row${i} ^= swapped << ${bits};
-        }
+                {
+                    const uint8 swapped = (row${i} >> ${bits} ^ row${i + apart}) & ${mask};
+                    row${i + apart} ^= swapped;
+                    row${i} ^= swapped << ${bits};
+                }
 % endif
 % endfor
 % endfor
-        // Lane l of row i holds column 8l + i.
-        ulong made[64];
-% for i in range(8):
-        vstore8(row${i}, ${i}, made);
+% for i in range(4):
+                vstore8(row${i}, ${4 * group + i}, made);
 % endfor
-        for (uint j = 0; j < columns; j++) {
-            __global char *target = t + (size_t)(j0 + j) * rows + o;
-            const ulong eight = made[j % 8 * 8 + j / 8];
-            if (height == 8) {
-                vstore8(as_char8(eight), 0, target);
-            } else {
-                for (uint i = 0; i < height; i++) target[i] = (char)(eight >> 8 * i);
+            }
+% endfor
+            // Lane l of vector i of each four rows holds column 4l + i.
+            for (uint c = 0; c < columns; c++) {
+                __global char *target = t + (size_t)(j + c) * rows + o;
+                const uint place = c % 4 * 8 + c / 4;
+                if (height == 8) {
+                    vstore8(as_char8((uint2)(made[place], made[place + 32])), 0, target);
+                } else {
+                    for (uint i = 0; i < height; i++) target[i] = (char)(made[place + i / 4 * 32] >> 8 * (i % 4));
+                }
             }
         }
     }
