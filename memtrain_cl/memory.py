@@ -88,6 +88,10 @@ class Pool:
             f"tensors, and the limit is {self.limit} in all, {most} in one tensor"
         )
 
+    def available(self) -> int:
+        """Bytes that one more tensor may have."""
+        return min(self.limit - int(self._pool.active_bytes), self.device.info.max_alloc_bytes)
+
     def statistics(self) -> MemoryStatistics:
         """What is held now, and the peaks."""
         pool = self._pool

@@ -173,6 +173,8 @@ class CompactCounterLinear(FromDense, SavedState):
 
     def require_possible(self) -> None:
         """RuntimeError for options that cannot work together."""
+        if self.update_from_io and self.update_compute == "int8":
+            raise RuntimeError("expected update_from_io as None or False beside update_compute='int8', got True")
         if self.update_from_io and (self.accumulate > 1 or self.reuse or self.replicas() is not None):
             raise RuntimeError(
                 "expected update_from_io as None or False beside accumulate, reuse and averaging over ranks, which see "

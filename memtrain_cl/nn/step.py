@@ -8,7 +8,8 @@ because it is added to others or averaged over ranks, it is made tile by tile an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,22 @@ def _weight_gradient(layer: CompactCounterLinear, given: Backward, row: int, cou
     return tile
 
 
+def _patched(layer: CompactCounterLinear) -> torch.Tensor | None:
+    """The cache, where the update writes what it changes in it."""
+    return layer.cache_buffer() if layer.cache_patch == "flip" else None
+
+
+@contextmanager
+def _clocked(layer: CompactCounterLinear) -> Iterator[torch.Tensor | None]:
+    """An update's place in the decimation: its clock (None without), advanced before and observed after."""
+    clock, counts = layer.clock_buffer(), layer.resident_buffer("counts")
+    if clock is not None:
+        layer.ops.advance_clock_(clock, counts)
+    yield clock
+    if clock is not None:
+        layer.ops.observe_clock_(clock, counts, layer.out_features * layer.in_features)
+
+
 def _tile_rows(layer: CompactCounterLinear) -> int:
     return layer.tile_rows or max(1, _TILE_ELEMENTS // layer.in_features)
 
@@ -105,13 +122,17 @@ def backward(layer: CompactCounterLinear, given: Backward, needs_grad_input: boo
     layer.require_possible()
     last = not layer.reuse or all(other is given.use for other in layer._uses.pending())
     fires = last and kept.rounds + 1 >= layer.accumulate
-    in_int8 = "int8" in (layer.update_compute, layer.forward_compute)
-    if fires and not kept.held and replicas is None and not in_int8 and given.x.numel():
+    alone = fires and not kept.held and replicas is None and layer.update_compute == "fp" and given.x.numel() > 0
+    from_io = alone and _forms_gradient(layer, given.x)
+    if alone and not from_io and layer.forward_compute == "fp":
         grad_x = _backward_at_once(layer, given, needs_grad_input)
         layer._updated()
         return grad_x
 
     grad_x = input_gradient(layer, given.grad_out, given.use) if needs_grad_input else None
+    if from_io:
+        _update_from_io(layer, given)
+        return grad_x
     if fires:
         _finish(layer, given, replicas)
         return grad_x
@@ -128,10 +149,9 @@ def backward(layer: CompactCounterLinear, given: Backward, needs_grad_input: boo
 
 def _backward_at_once(layer: CompactCounterLinear, given: Backward, needs_grad_input: bool) -> torch.Tensor | None:
     """Both products and the update in one call of the backend."""
-    cache = layer.cache_buffer()
-    patched = cache if layer.cache_patch == "flip" else None
+    patched = _patched(layer)
     grad_x = None
-    if needs_grad_input and cache is not patched:
+    if needs_grad_input and layer.cache_mode != "none" and patched is None:
         grad_x = input_gradient(layer, given.grad_out, given.use)
         needs_grad_input = False
     made: torch.Tensor | None = layer.ops.counter_backward_(
@@ -150,6 +170,34 @@ def _backward_at_once(layer: CompactCounterLinear, given: Backward, needs_grad_i
         cache=patched,
     )
     return made if grad_x is None else grad_x
+
+
+def _forms_gradient(layer: CompactCounterLinear, x: torch.Tensor) -> bool:
+    """Whether the update's kernel forms the gradient: as the layer says, or where that saves memory."""
+    if layer.update_from_io is not None:
+        return layer.update_from_io
+    wants: bool = layer.ops.wants_from_io(x, layer.out_features, layer.tile_rows)
+    return wants
+
+
+def _update_from_io(layer: CompactCounterLinear, given: Backward) -> None:
+    """The update by a kernel that forms the gradient itself."""
+    with _clocked(layer) as clock:
+        layer.ops.counter_update_from_io_(
+            layer.resident_buffer("state"),
+            layer.resident_buffer("scale"),
+            layer._moments(),
+            given.x,
+            given.grad_out,
+            layer.resident_buffer("counts"),
+            layer.rule(),
+            seed=layer.step_seed(),
+            g_sq=_squares(layer, given),
+            s_base=layer._lazy_base(),
+            clock=clock,
+            cache=_patched(layer),
+        )
+    layer._updated()
 
 
 def _squares(layer: CompactCounterLinear, given: Backward) -> torch.Tensor | None:
@@ -210,29 +258,24 @@ def update(
         layer._agree(replicas)
         # Of independent gradients the squares of the mean are the sum of the squares over the ranks' number squared.
         squares = None if squares is None else replicas.mean(squares.clone(), power=2)
-    ops, rule, seed = layer.ops, layer.rule(), layer.step_seed()
-    state, counts, clock = layer.resident_buffer("state"), layer.resident_buffer("counts"), layer.clock_buffer()
-    patched = layer.cache_buffer() if layer.cache_patch == "flip" else None
-    if clock is not None:
-        ops.advance_clock_(clock, counts)
-    for row, count in _tiles(layer.out_features, rows):
-        tile = gradient(row, count)
-        ops.counter_update_(
-            state,
-            layer.resident_buffer("scale"),
-            layer._moments(),
-            tile if replicas is None else replicas.mean(tile),
-            counts,
-            rule,
-            seed=seed,
-            row_offset=row,
-            g_sq=squares,
-            s_base=layer._lazy_base(),
-            clock=clock,
-            cache=patched,
-        )
-    if clock is not None:
-        ops.observe_clock_(clock, counts, layer.out_features * layer.in_features)
+    rule, seed, patched = layer.rule(), layer.step_seed(), _patched(layer)
+    with _clocked(layer) as clock:
+        for row, count in _tiles(layer.out_features, rows):
+            tile = gradient(row, count)
+            layer.ops.counter_update_(
+                layer.resident_buffer("state"),
+                layer.resident_buffer("scale"),
+                layer._moments(),
+                tile if replicas is None else replicas.mean(tile),
+                layer.resident_buffer("counts"),
+                rule,
+                seed=seed,
+                row_offset=row,
+                g_sq=squares,
+                s_base=layer._lazy_base(),
+                clock=clock,
+                cache=patched,
+            )
     layer._updated()
     if replicas is not None:
         # DistributedDataParallel broadcasts the first rank's buffers, as their memory on the host has them.

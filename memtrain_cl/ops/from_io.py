@@ -9,14 +9,25 @@ import torch
 
 from memtrain_cl.bridge import Crossing, device_for
 from memtrain_cl.formats import CounterRule
+from memtrain_cl.memory import pool_of
 from memtrain_cl.ops.counter import launch_update_from_io, require_moments, require_update
 from memtrain_cl.ops.launch import ready_device, require_tensor, require_together
 from memtrain_cl.tuning import from_io_shape
 
 
-def forms_gradient(x: torch.Tensor, out_features: int) -> bool:
-    """Whether the device of x [M, in] can hold rows of the gradient of a layer [out_features, in] in a kernel."""
-    return from_io_shape(device_for(x).info, out_features, x.shape[1]) is not None
+def wants_from_io(x: torch.Tensor, out_features: int, tile_rows: int) -> bool:
+    """Whether a layer [out_features, in] on x [M, in] is better updated by a kernel that forms the gradient.
+
+    It computes more slowly than a product, so only for the sake of memory: where no more rows are to be alive than the
+    kernel forms at a time, or where a tile of the gradient (tile_rows of it, 0: all) finds no room on the device.
+    """
+    device = device_for(x)
+    shape = from_io_shape(device.info, out_features, x.shape[1])
+    if shape is None:
+        return False
+    if 0 < tile_rows <= shape.form:
+        return True
+    return 4 * (tile_rows or out_features) * x.shape[1] > pool_of(device).available()
 
 
 def counter_update_from_io_(

@@ -22,7 +22,7 @@ from memtrain_cl.reference.counter import (
     row_statistics,
     unpack_codes,
 )
-from memtrain_cl.reference.from_io import counter_update_from_io_, counter_update_from_io_hashsr
+from memtrain_cl.reference.from_io import counter_update_from_io_, counter_update_from_io_hashsr, wants_from_io
 from memtrain_cl.reference.matmul import counter_backward_, counter_forward, counter_grad_input, grad_weight
 from memtrain_cl.reference.matmul_int8 import (
     counter_forward_int8,
@@ -79,5 +79,6 @@ __all__ = [
     "uniform01",
     "unpack_codes",
     "unpack_int4",
+    "wants_from_io",
     "weight_to_counter_state",
 ]

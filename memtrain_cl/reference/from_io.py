@@ -25,6 +25,11 @@ def grad_weight_in_order(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tenso
     return grad_w
 
 
+def wants_from_io(x: torch.Tensor, out_features: int, tile_rows: int) -> bool:
+    """Whether the update from x and grad_out is the better choice: never here, where it saves nothing."""
+    return False
+
+
 def counter_update_from_io_(
     state: torch.Tensor,
     scale: torch.Tensor,
