@@ -169,14 +169,17 @@ void counter_update(${update_parameters()}) {
     __local uint shared_peak;
 % endif
 % if CLOCK:
-    if (clock[2] == 0) return;
+    // Where the clock does not fire, rows of four columns and of no tokens are gone through, and left as they are. (A return would be
+    // less, but after a return and a barrier PoCL 3.1 lets every item do what only the first one should.)
+    const uint idle = clock[2] == 0;
+    const uint n = idle ? min(columns, 4u) : columns;
 % endif
     const uint lid = get_local_id(0);
 % if FORM:
     const uint first = ${FORM} * get_group_id(0);
     const uint count = min(rows - first, ${FORM}u);
     float4 formed[${FORM * HELD}];
-    form_groups(formed, x, grad_out + first, count, n, tokens, rows);
+    form_groups(formed, x, grad_out + first, count, n, ${"idle ? 0 : tokens" if CLOCK else "tokens"}, rows);
     for (uint f = 0; f < count; f++) {
     const uint tile_row = first + f;
 % else:
@@ -206,8 +209,11 @@ void counter_update(${update_parameters()}) {
     atomic_max(&shared_peak, as_uint(fmax(fmax(lanes.peaks.x, lanes.peaks.y), fmax(lanes.peaks.z, lanes.peaks.w))));
 % endif
     if (lid == 0) {
-        const RowStep step = row_step(sums.x, sums.y, s_old, v_old, ${"base_old, " if LAZY else ""}${"given, " if PROXY else ""}n, ${rate()}, lr_scale, beta,
+        ${"" if CLOCK else "const "}RowStep step = row_step(sums.x, sums.y, s_old, v_old, ${"base_old, " if LAZY else ""}${"given, " if PROXY else ""}n, ${rate()}, lr_scale, beta,
                                       one_minus_beta, eps, clip, inv_sqrt_in);
+% if CLOCK:
+        step.skip = step.skip || idle;
+% endif
         shared_k = step.k;
         shared_r = step.r;
         shared_skip = step.skip;
@@ -255,7 +261,7 @@ void counter_update(${update_parameters()}) {
         atomic_add(&shared_flips, (uint)flips);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lid == 0) count_row(totals, shared_events, shared_flips, skip);
+    if (lid == 0) count_row(totals, shared_events, shared_flips, ${"skip && !idle" if CLOCK else "skip"});
 % if FORM:
     }
 % endif

@@ -123,10 +123,10 @@ __global uchar *state, __global float *scale, __global float *v,
 % if CACHE:
                     __global ${stored(CACHE)} *cache,
 % endif
-                    const uint n, const uint rows, const uint per, const uint first_row,
+                    const uint ${"columns" if CLOCK and GPU else "n"}, const uint rows, const uint per, const uint first_row,
                     const ulong index_base, const uint seed, const float lr, const float lr_scale, const float beta,
                     const float one_minus_beta, const float eps, const float clip, const float inv_sqrt_in</%def>
-// The step size: that of all the steps since the last update. (The kernel ends where the clock does not fire.)
+// The step size: that of all the steps since the last update.
 <%def name="rate()">${"lr * (float)clock[0]" if CLOCK else "lr"}</%def>
 // Writes the ternary weight of element j to its row of the cache where a tick changed it, from one centred value to another.
 <%def name="patch(j, before, after)">

@@ -34,7 +34,7 @@ inline float8 in_8(const __global ${stored(IN_TYPE)} *p, const size_t i) {
             const __global long *gate,
 % endif
 </%def>
-<%def name="begin()">
+<%def name="close()">
 % if GATE:
     if (gate[2] == 0) return;
 % endif
@@ -50,8 +50,13 @@ ${"__kernel __attribute__((reqd_work_group_size(32, 8, 1)))" if GPU and MATRIX =
 void matvec(const __global ${stored(IN_TYPE)} *a, const __global ${stored(IN_TYPE)} *x, __global ${stored(OUT_TYPE)} *out,
             ${epilogue_parameters()}
             const ulong a0, const ulong x0, const ulong out0, const ulong a_z, const ulong x_z, const ulong out_z,
-            const uint M, const uint K, const uint lda, const uint m_per, const uint k_per, const uint splits) {
-    ${begin()}
+            const uint ${"rows" if GATE and GPU else "M"}, const uint K, const uint lda, const uint m_per, const uint k_per, const uint splits) {
+% if GATE and GPU:
+    // As in kernels/matmul.cl: nothing of no rows.
+    const uint M = gate[2] == 0 ? 0 : rows;
+% else:
+    ${close()}
+% endif
     const uint part = get_global_id(2);
     const uint z = part / splits;
     const uint k_first = (part - z * splits) * k_per;
@@ -154,7 +159,7 @@ void matvec(const __global ${stored(IN_TYPE)} *a, const __global ${stored(IN_TYP
 __kernel void sum_parts(const __global float *parts, __global ${stored(OUT_TYPE)} *out,
                         ${epilogue_parameters()}
                         const ulong out0, const uint M, const uint N, const ulong per, const uint splits) {
-    ${begin()}
+    ${close()}
     const ulong size = (ulong)M * N;
     const uint z = get_global_id(1);
     const ulong last = min(get_global_id(0) * per + per, size);

@@ -20,9 +20,10 @@ COLUMNS = WG_SIZE // 32
 TURNS = 32
 %>
 __kernel __attribute__((reqd_work_group_size(${WG_SIZE}, 1, 1)))
-void square_lanes(const __global float *x, __global float *lanes, const __global long *gate, const uint gated, const ulong count) {
+void square_lanes(const __global float *x, __global float *lanes, const __global long *gate, const uint gated, const ulong size) {
     __local float rows[${8 * WG_SIZE}];
-    if (gated && gate[2] == 0) return;
+    // Nothing of no elements. (A return before barriers is more than some compilers can do.)
+    const ulong count = gated && gate[2] == 0 ? 0 : size;
     const uint lid = get_local_id(0);
     const uint lane = get_group_id(0) * 8 + lid % 8;
     float sum = 0.0f;
@@ -55,10 +56,10 @@ void square_lanes(const __global float *x, __global float *lanes, const __global
 
 __kernel __attribute__((reqd_work_group_size(${WG_SIZE}, 1, 1)))
 void proxy_moments(const __global float *grad_out, const __global float *lanes, __global float *g_sq, const __global long *gate,
-                   const uint gated, const float count, const uint out, const uint tokens, const uint per) {
+                   const uint gated, const float count, const uint columns, const uint tokens, const uint per) {
     __local float sums[${WG_SIZE}];
     __local float input[${WG_SIZE}];
-    if (gated && gate[2] == 0) return;
+    const uint out = gated && gate[2] == 0 ? 0 : columns;
     const uint lid = get_local_id(0);
     const uint r = lid / ${COLUMNS};
     const uint column = get_group_id(0) * ${COLUMNS} + lid % ${COLUMNS};

@@ -186,6 +186,34 @@ def product_case(
     )
 
 
+def backward_case(
+    tokens: int,
+    rows: int,
+    columns: int,
+    C: int = 11,
+    packed: bool = True,
+    mode: str = "proxy_lazy_ternary",
+    *,
+    cache: str = "int8",
+    fires: bool = True,
+    tile_rows: int = 0,
+    small: bool = False,
+) -> Case:
+    """counter_backward_ of a layer [rows, columns] with a clock and a cache, in a step that fires or does not."""
+    options = {"C": C, "packed": packed, "mode": mode, "cache": cache, "fires": fires, "tile_rows": tile_rows}
+    products = 2 if fires else 1
+    return Case(
+        "clock",
+        "observe_clock",
+        "counter_backward_",
+        {"tokens": tokens, "rows": rows, "columns": columns},
+        options,
+        bytes_moved=4 * products * tokens * (rows + columns) + 2 * _state_bytes(rows, columns, C, packed),
+        flops=2 * products * tokens * rows * columns,
+        small=small,
+    )
+
+
 def _codec_cases() -> list[Case]:
     cases = []
     for op in ("pack_codes", "unpack_codes"):
@@ -282,7 +310,13 @@ def _clock_cases() -> list[Case]:
     # On the borders of the rates, beside them, and beyond 32 bits.
     edges = [(1001, 10**6), (1000, 10**6), (101, 10**6), (100, 10**6), (11, 10**6), (10, 10**6), (0, 1)]
     edges += [(2**33 + 1, 2**33 * 1000), (2**33, 2**33 * 1000)]
-    return [*cases, *(observe_case(*edge) for edge in edges), observe_case(1001, 10**6, fire=0)]
+    cases += [*(observe_case(*edge) for edge in edges), observe_case(1001, 10**6, fire=0)]
+    # Whole, by one row, which are products with a vector, and with many tokens, whose sums are of parts.
+    for fires in (True, False):
+        cases += [backward_case(7, 9, 12, fires=fires, tile_rows=tile_rows, small=True) for tile_rows in (0, 1)]
+        cases += [backward_case(1030, 9, 12, fires=fires), backward_case(65, 130, 68, fires=fires)]
+        cases += [backward_case(7, 9, 67, 8, False, "lagged_lazy_clip", cache="float16", fires=fires, tile_rows=4)]
+    return cases
 
 
 def _moments_cases() -> list[Case]:

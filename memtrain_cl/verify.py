@@ -20,7 +20,7 @@ import torch
 
 from memtrain_cl import ops, reference
 from memtrain_cl.case import Case
-from memtrain_cl.cases import cases_of, declared_kernels, make_rule
+from memtrain_cl.cases import PRODUCT_TOLERANCE, cases_of, declared_kernels, make_rule
 from memtrain_cl.comparison import Comparison, compare_exact, compare_product, generator
 from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_device
 from memtrain_cl.formats import code_count
@@ -153,6 +153,30 @@ def check_clock(case: Case) -> Comparison:
     return compare_exact(*ends)
 
 
+def check_backward(case: Case) -> Comparison:
+    """counter_backward_: every byte of what a step changes, of inputs so small and whole that products are exact."""
+    chance = generator(case)
+    tokens, rows, columns = (case.shape[name] for name in ("tokens", "rows", "columns"))
+    state, scale, v = layer_tensors(case, chance)
+    x, grad_out = (torch.randint(-3, 4, (tokens, size), generator=chance).float() for size in (columns, rows))
+    cache = torch.empty((rows, columns), dtype=getattr(torch, case.options["cache"]))
+    rule = make_rule(case.options)
+    reference.refresh_cache_(cache, state, C=rule.C, packed=rule.packed)
+    s_base = scale * (0.5 + torch.rand(rows, 1, generator=chance))
+    # One of four steps, the last one or another.
+    clock = torch.tensor([4, 3 if case.options["fires"] else 1, 1, 2])
+    start = (state, scale, v, torch.tensor([3, 5, 7]), s_base, clock, cache)
+    ends, made = [], []
+    for room in (ops, reference):
+        state, scale, v, totals, s_base, clock, cache = end = tuple(tensor.clone() for tensor in start)
+        more = {"s_base": s_base, "clock": clock, "cache": cache, "tile_rows": case.options["tile_rows"]}
+        made.append(room.counter_backward_(x, grad_out, state, scale, v, totals, rule, seed=9, **more))
+        ends.append(end)
+    dense = start[1] * start[6].float()
+    result = compare_product(made[0], grad_out, dense, PRODUCT_TOLERANCE)
+    return sum((compare_exact(got, want) for got, want in zip(*ends, strict=True)), Comparison(0.0, result.mismatches))
+
+
 def check_moments(case: Case) -> Comparison:
     """proxy_moments: bytes."""
     chance = generator(case)
@@ -208,6 +232,7 @@ CHECKS: dict[str, Callable[[Case], Comparison]] = {
     "counter_update_from_io_": check_update,
     "advance_clock_": check_clock,
     "observe_clock_": check_clock,
+    "counter_backward_": check_backward,
     "proxy_moments": check_moments,
     "refresh_cache_": check_refresh,
     "counter_forward": check_product,

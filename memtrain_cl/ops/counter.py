@@ -42,7 +42,8 @@ def _row_kernel(
         ALIGNED=int(rows_aligned(source, source.shape[1])),
         WG_SIZE=shape.wg_size,
         HELD=shape.held,
-        EVEN=shape.even,
+        # A step in which the clock does not fire takes its rows to be shorter.
+        EVEN=int(shape.even and not clocked),
         FUSED=int(device.info.subnormals),
         LAGGED=int(rule.rms_mode == "lagged" and rule.use_rms),
         USE_RMS=int(rule.use_rms),
