@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from memtrain_cl import ops
-from memtrain_cl.formats import STREAM_GRAD_INPUT, STREAM_GRAD_OUTPUT, STREAM_INPUT, stream_seed
+from memtrain_cl.formats import STREAM_GRAD_INPUT, STREAM_GRAD_OUTPUT, STREAM_INPUT, CounterRule, stream_seed
 
 SEEDS, ELEMENTS = 20_000, 10_000
 #: Where the mean square may lie, and no error beyond.
@@ -81,8 +81,32 @@ def int8_grad_input(seeds: int = SEEDS, elements: int = ELEMENTS) -> Verdict:
     return judge("int8 gradient of an input", draw, truth, seeds)
 
 
+def ternary_pulse(seeds: int = SEEDS, elements: int = ELEMENTS) -> Verdict:
+    """The ternary pulse of a counter update, as its counters show it.
+
+    A row's largest magnitude is 3 and a pulse of it moves the counter by 3: the step is 1 and nothing is left to round.
+    The others lie between a tenth and nine tenths of it: means of rarer events take more seeds to become normal.
+    """
+    chance = torch.Generator().manual_seed(3)
+    side, C, zero = math.isqrt(elements), 11, 31
+    grad = 3.0 * (0.1 + 0.8 * torch.rand(side, side + 1, generator=chance))
+    grad[:, -1] = 3.0
+    grad *= 2.0 * torch.randint(0, 2, grad.shape, generator=chance) - 1.0
+    # k = (lr/rms_eps)*(C/scale) = 0.125*8.
+    floor = 2.0**20
+    rule = CounterRule(C, False, lr=0.125 * floor, lr_scale=0.0, rms_eps=floor, pulse_mode="ternary")
+    scale, v = torch.full((side, 1), C / 8), torch.zeros(side, 1)
+    totals, codes = torch.zeros(3, dtype=torch.int64), torch.empty(grad.shape, dtype=torch.uint8)
+
+    def draw(seed: int) -> torch.Tensor:
+        ops.counter_update_(codes.fill_(zero), scale, v, grad, totals, rule, seed=seed)
+        return zero - codes[:, :-1].to(torch.float64)
+
+    return judge("ternary pulse", draw, grad[:, :-1].to(torch.float64), seeds)
+
+
 #: Every estimator, each given its seeds and elements.
-ESTIMATORS: tuple[Callable[[int, int], Verdict], ...] = (int8_gradient, int8_grad_input)
+ESTIMATORS: tuple[Callable[[int, int], Verdict], ...] = (int8_gradient, int8_grad_input, ternary_pulse)
 
 
 def judge_all(seeds: int = SEEDS, elements: int = ELEMENTS) -> list[Verdict]:
