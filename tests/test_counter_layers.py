@@ -265,7 +265,8 @@ def test_learning_rate_is_read_at_each_step(device: Device) -> None:
 @pytest.mark.parametrize("tile_rows", [1, 5, 12, 100])
 def test_tiles_make_the_same_bytes(device: Device, kind: str, tile_rows: int) -> None:
     layer = make(kind)
-    tiled = make(kind, tile_rows=tile_rows)
+    # Rows so few may have their gradient formed inside the update, whose sums have another order.
+    tiled = make(kind, tile_rows=tile_rows, update_from_io=False)
     tiled.load_state_dict(layer.state_dict())
     for each in (layer, tiled):
         train(each, 3)
