@@ -13,20 +13,28 @@ if TYPE_CHECKING:
     from memtrain_cl import nn, ops, optim, reference
     from memtrain_cl.array import DeviceArray, from_dlpack
     from memtrain_cl.device import Device, DeviceInfo, devices, get_device, put_first, use_device
-    from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, OutOfMemory, UnsupportedDevice
-    from memtrain_cl.formats import C_DEFAULT
+    from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, NotFinite, OutOfMemory, UnsupportedDevice
+    from memtrain_cl.formats import C_DEFAULT, effective_bits
     from memtrain_cl.nn.convert import CounterLinearWithBias, SwapReport, swap_linears_to_counter
     from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
     from memtrain_cl.nn.memory import memory_report
     from memtrain_cl.ops.codec import pack_codes, unpack_codes
     from memtrain_cl.ops.counter import counter_update_hashsr
     from memtrain_cl.ops.from_io import counter_update_from_io_hashsr
+    from memtrain_cl.ops.stochastic import (
+        dequantize_codes,
+        pack_int4,
+        quantize_codes,
+        stochastic_quantize,
+        unpack_int4,
+    )
     from memtrain_cl.optim.controller import CounterController
     from memtrain_cl.reference.codes import (
         decode_state,
         encode_state,
         hash_u32,
         stochastic_round,
+        ternary_gradient_unbiased,
         uniform01,
         weight_to_counter_state,
     )
@@ -47,14 +55,28 @@ __version__ = "0.1.0"
 _HOMES = {
     "memtrain_cl.array": ("DeviceArray", "from_dlpack"),
     "memtrain_cl.device": ("Device", "DeviceInfo", "devices", "get_device", "put_first", "use_device"),
-    "memtrain_cl.errors": ("BuildError", "CorruptFile", "MemtrainError", "OutOfMemory", "UnsupportedDevice"),
-    "memtrain_cl.formats": ("C_DEFAULT",),
+    "memtrain_cl.errors": (
+        "BuildError",
+        "CorruptFile",
+        "MemtrainError",
+        "NotFinite",
+        "OutOfMemory",
+        "UnsupportedDevice",
+    ),
+    "memtrain_cl.formats": ("C_DEFAULT", "effective_bits"),
     "memtrain_cl.nn.convert": ("CounterLinearWithBias", "SwapReport", "swap_linears_to_counter"),
     "memtrain_cl.nn.counter": ("CompactCounterLinear", "PackedRMSCounterLinear", "RMSCounterLinear"),
     "memtrain_cl.nn.memory": ("memory_report",),
     "memtrain_cl.ops.codec": ("pack_codes", "unpack_codes"),
     "memtrain_cl.ops.counter": ("counter_update_hashsr",),
     "memtrain_cl.ops.from_io": ("counter_update_from_io_hashsr",),
+    "memtrain_cl.ops.stochastic": (
+        "dequantize_codes",
+        "pack_int4",
+        "quantize_codes",
+        "stochastic_quantize",
+        "unpack_int4",
+    ),
     "memtrain_cl.optim.controller": ("CounterController",),
     "memtrain_cl.torch_device.fallback": ("fallbacks", "reset_fallbacks", "strict"),
     "memtrain_cl.torch_device.module": (
@@ -71,6 +93,7 @@ _HOMES = {
         "encode_state",
         "hash_u32",
         "stochastic_round",
+        "ternary_gradient_unbiased",
         "uniform01",
         "weight_to_counter_state",
     ),
@@ -90,6 +113,7 @@ __all__ = [
     "DeviceArray",
     "DeviceInfo",
     "MemtrainError",
+    "NotFinite",
     "OutOfMemory",
     "PackedRMSCounterLinear",
     "RMSCounterLinear",
@@ -98,7 +122,9 @@ __all__ = [
     "counter_update_from_io_hashsr",
     "counter_update_hashsr",
     "decode_state",
+    "dequantize_codes",
     "devices",
+    "effective_bits",
     "empty_cache",
     "encode_state",
     "fallbacks",
@@ -114,17 +140,22 @@ __all__ = [
     "ops",
     "optim",
     "pack_codes",
+    "pack_int4",
     "put_first",
+    "quantize_codes",
     "reference",
     "reset_fallbacks",
     "reset_peak_memory_stats",
     "share",
+    "stochastic_quantize",
     "stochastic_round",
     "strict",
     "swap_linears_to_counter",
     "synchronize",
+    "ternary_gradient_unbiased",
     "uniform01",
     "unpack_codes",
+    "unpack_int4",
     "use_device",
     "weight_to_counter_state",
 ]
