@@ -127,6 +127,22 @@ inline void multiply_tile(__local int *sums, const __local float *tile, const __
 }
 % endif
 
+// A row of a block's sums to its place.
+inline void put_row(const __local int *sums, __global int *target, const __global float *col, const float own, const uint columns,
+                    const uint scales, const bool first, const bool last) {
+    uint j = 0;
+    for (; j + 8 <= columns; j += 8) {
+        int8 sum = vload8(0, sums + j);
+        ${due("sum", "vload8(0, target + j)", "vload8(0, col + j)", "8")}
+        vstore8(sum, 0, target + j);
+    }
+    for (; j < columns; j++) {
+        int sum = sums[j];
+        ${due("sum", "target[j]", "col[j]", "")}
+        target[j] = sum;
+    }
+}
+
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void matmul_int8(${parameters()}, const uint m_per, const uint n_per) {
     __local ${CELL} panels[${DEPTH * TILE_N}] __attribute__((aligned(64)));
@@ -155,20 +171,8 @@ void matmul_int8(${parameters()}, const uint m_per, const uint n_per) {
                 const uint columns = min(n1 - n, (uint)PANEL);
                 multiply_tile(sums, tile, ${"surplus, " if VNNI else ""}panels + ${DEPTH} * (n - n0), cells);
                 for (uint i = 0; i < rows; i++) {
-                    const __local int *found = sums + PANEL * i;
-                    __global int *target = out + (size_t)(m + i) * N + n;
                     const float own = scales ? row[row0 + m + i] : 1.0f;
-                    uint j = 0;
-                    for (; j + 8 <= columns; j += 8) {
-                        int8 sum = vload8(0, found + j);
-                        ${due("sum", "vload8(0, target + j)", "vload8(0, col + n + j)", "8")}
-                        vstore8(sum, 0, target + j);
-                    }
-                    for (; j < columns; j++) {
-                        int sum = found[j];
-                        ${due("sum", "target[j]", "col[n + j]", "")}
-                        target[j] = sum;
-                    }
+                    put_row(sums + PANEL * i, out + (size_t)(m + i) * N + n, col + n, own, columns, scales, first, last);
                 }
             }
         }

@@ -18,12 +18,30 @@ inline uint word_of(const __global char *p, const uint left, const uint aligned)
     return (uint)(uchar)p[0] | (left > 1 ? (uint)(uchar)p[1] << 8 : 0u) | (left > 2 ? (uint)(uchar)p[2] << 16 : 0u);
 }
 
+// Up to four neighbouring sums of a block to their place.
+inline void put_4(int4 sums, __global int *target, const __global float *col, const float own, const uint left, const uint scales,
+                  const bool first, const bool last) {
+    if (left >= 4) {
+        ${due("sums", "vload4(0, target)", "vload4(0, col)", "4")}
+        vstore4(sums, 0, target);
+        return;
+    }
+    int each[4];
+    vstore4(sums, 0, each);
+    for (uint i = 0; i < left; i++) {
+        int sum = each[i];
+        ${due("sum", "target[i]", "col[i]", "")}
+        target[i] = sum;
+    }
+}
+
 <%def name="load_tile(tile, p, ld, first, rows)">
             {
                 const uint r = unit / ${WORDS};
                 const uint w = unit % ${WORDS};
                 uint word = 0;
-                if (${first} + r < ${rows} && k0 + 4 * w < k_last) word = word_of(${p} + (size_t)(${first} + r) * ${ld} + k0 + 4 * w, k_last - k0 - 4 * w, aligned);
+                const uint k = k0 + 4 * w;
+                if (${first} + r < ${rows} && k < k_last) word = word_of(${p} + (size_t)(${first} + r) * ${ld} + k, k_last - k, aligned);
 % if DOT:
                 ${tile}[w * ${PITCH} + r] = word;
 % else:
@@ -93,19 +111,9 @@ void matmul_int8(${parameters()}, const uint block, const uint aligned) {
                 const float own = scales ? row[row0 + m] : 1.0f;
 % for v in range(PER // 4):
                 {
-                    int4 sum = ${f"sum{i}_{v}" if DOT else f"convert_int4(sum{i}_{v})"};
                     const uint n = n0 + ${4 * SIDE * v} + 4 * x;
-                    if (n + 4 <= N) {
-                        ${due("sum", "vload4(0, target + n)", "vload4(0, col + n)", "4")}
-                        vstore4(sum, 0, target + n);
-                    } else {
-% for e in range(3):
-                        if (n + ${e} < N) {
-                            ${due(f"sum.s{e}", f"target[n + {e}]", f"col[n + {e}]", "")}
-                            target[n + ${e}] = sum.s${e};
-                        }
-% endfor
-                    }
+                    const int4 sums = ${f"sum{i}_{v}" if DOT else f"convert_int4(sum{i}_{v})"};
+                    if (n < N) put_4(sums, target + n, col + n, own, N - n, scales, first, last);
                 }
 % endfor
             }

@@ -45,9 +45,9 @@ const __global char *a, const __global char *b, const __global float *row, const
                  const uint M, const uint N, const uint K, const uint lda, const uint ldb</%def>
 // What goes to out: the sum of a block of K, and of those before it; the product's own bits at the last. own: of row, where it is read.
 <%def name="due(sums, before, col, width)">
-                        if (!first) ${sums} += ${before};
-                        if (last && scales == 1) ${sums} = as_int${width}(convert_float${width}(${sums}) * own);
-                        if (last && scales == 2) ${sums} = as_int${width}(convert_float${width}(${sums}) * (own * ${col}));
+        if (!first) ${sums} += ${before};
+        if (last && scales == 1) ${sums} = as_int${width}(convert_float${width}(${sums}) * own);
+        if (last && scales == 2) ${sums} = as_int${width}(convert_float${width}(${sums}) * (own * ${col}));
 </%def>
 % if GPU:
 #include "_int8_gpu.cl"
