@@ -156,6 +156,8 @@ def empty(device: Device, shape: Sequence[int], dtype: npt.DTypeLike) -> DeviceA
         # Memory that the host can map without a copy where the two share it.
         flags = cl.mem_flags.READ_WRITE | (cl.mem_flags.ALLOC_HOST_PTR if device.info.unified_memory else 0)
         array.buffer = cl.Buffer(device.context, flags, array.nbytes)
+        if "alive" in device.kept:  # see verify.py
+            device.kept["alive"].append(array.buffer)
     return array
 
 
