@@ -38,7 +38,7 @@ def measure(device: str, linear: str, large: bool, steps: int) -> dict[str, Any]
         from memtrain_cl.torch_device.fallback import strict
 
         strict()
-    sizes = {**(LARGE if large else {})}
+    sizes: dict[str, Any] = {**(LARGE if large else {})}
     batch = sizes.pop("batch", TrainConfig().batch)
     kind, room = ("counter", reference) if linear == "reference" else (linear, None)
     config = TrainConfig(model=ModelConfig(linear=kind, **sizes), batch=batch)
