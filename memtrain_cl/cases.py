@@ -203,8 +203,8 @@ def backward_case(
     options = {"C": C, "packed": packed, "mode": mode, "cache": cache, "fires": fires, "tile_rows": tile_rows}
     products = 2 if fires else 1
     return Case(
-        "clock",
-        "observe_clock",
+        "matmul",
+        "matmul",
         "counter_backward_",
         {"tokens": tokens, "rows": rows, "columns": columns},
         options,
