@@ -94,6 +94,18 @@ def wrapped_apart(rank: int, size: int) -> dict[str, Any]:
 
 
 @scenario
+def on_the_device(rank: int, size: int) -> dict[str, Any]:
+    """Tensors of the torch device, whose means travel by way of the host."""
+    layers = counters()
+    for layer in (layers[0], layers[2]):
+        layer.ops = ops
+    layers.to("opencl")
+    for step in range(5):
+        layers(data(rank, step).to("opencl")).square().mean().backward()
+    return {name: value.cpu() for name, value in layers.state_dict().items()}
+
+
+@scenario
 def options(rank: int, size: int) -> dict[str, Any]:
     model = nn.Sequential(
         counters(scale_rebase="lazy", pulse_mode="ternary")[0],

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential, set_checkpoint_early_stop
+from torch.utils.checkpoint import (
+    checkpoint,
+    checkpoint_sequential,
+    get_device_states,
+    set_checkpoint_early_stop,
+    set_device_states,
+)
 
 from memtrain_cl.device import Device
 from tests.layer_cases import IN, OUT, assert_same
@@ -53,7 +59,36 @@ def nested(outer: Around, inner: Around) -> Around:
     return both
 
 
+class Again(torch.autograd.Function):
+    """A block that forgets, as users write it: the body runs without a graph, and with one in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Around, x: torch.Tensor) -> torch.Tensor:
+        ctx.function, ctx.chance = function, (torch.get_rng_state(), get_device_states(x))
+        ctx.save_for_backward(x)
+        y: torch.Tensor = function(x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[None, torch.Tensor | None]:
+        leaf = ctx.saved_tensors[0].detach().requires_grad_()
+        host, (devices, states) = ctx.chance
+        kind = leaf.device.type if devices else "cuda"
+        with torch.random.fork_rng(devices=devices, device_type=kind), torch.enable_grad():
+            torch.set_rng_state(host)
+            set_device_states(devices, states, device_type=kind)
+            y = ctx.function(leaf)
+        torch.autograd.backward(y, grad_out)
+        return None, leaf.grad
+
+
+def forgetting(function: Around, x: torch.Tensor) -> Any:
+    return Again.apply(function, x)  # type: ignore[no-untyped-call]
+
+
 WAYS: dict[str, Around] = {
+    "forgetting": forgetting,
+    "forgetting-within-reentrant": nested(reentrant, forgetting),
     "reentrant": reentrant,
     "repeated": repeated,
     "to-the-end": repeated_to_the_end,
