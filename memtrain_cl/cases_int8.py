@@ -77,10 +77,13 @@ def int8_cases() -> Iterator[Case]:
     for op in LAYER_OPS:
         yield from (layer_case(op, *sizes, packed=True) for sizes in ((1, 1, 4), (17, 36, 68), (130, 132, 136)))
         yield from (layer_case(op, *sizes, packed=False) for sizes in ((1, 1, 1), (65, 63, 67)))
-        yield layer_case(op, 7, 18, 20, True, small=op == "counter_forward_int8")
+        yield layer_case(op, 7, 18, 20, True)
         yield layer_case(op, 7, 18, 19, False)
     yield layer_case("grad_weight_int8", 37, 9, 12, True, chunk=16)
-    yield layer_case("grad_weight_int8", 20, 9, 12, True, chunk=8, small=True)
+    # What kernels hand on to each other is tiny here, for a simulator that forgets what is written beyond the size of
+    # memory that lay in its place before.
+    yield layer_case("counter_forward_int8", 2, 3, 4, True, small=True)
+    yield layer_case("grad_weight_int8", 4, 3, 2, False, chunk=2, small=True)
     for transposed in (False, True):
         for columns in (4, 28, 32, 60, 64, 68, 256):
             yield ternary_case(9, columns, 11, True, transposed)
