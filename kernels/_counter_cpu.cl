@@ -78,11 +78,8 @@ void row_statistics(const __global uchar *state, const __global float *grad_w, _
 // element in the whole layer, which the rounding hashes. A work-item owns `per` rows.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void counter_update(${update_parameters()}) {
-% if CLOCK:
-    if (clock[2] == 0) return;
-% endif
     const uint first = get_global_id(0) * per;
-    const uint last = min(first + per, rows);
+    const uint last = ${"clock[2] == 0 ? first : min(first + per, rows)" if CLOCK else "min(first + per, rows)"};
 % if FORM:
     __local float formed[${FORM * PITCH}] __attribute__((aligned(64)));
 % endif

@@ -56,7 +56,7 @@ inline float2 reduce_lanes(Lanes *lanes, __local float *sq, __local float *gt) {
 % if FORM:
 #include "_form_gpu.cl"
 % endif
-<%def name="gather()">
+<%def name="gather(unless='')">
     // Reads the row once and adds it to the lanes, keeping its first HELD groups. All loads come first and without
     // conditions, so that they are in flight together; an item beyond the row's end reads the last group and drops it.
     const uint groups = (n + 3) / 4;
@@ -82,7 +82,7 @@ inline float2 reduce_lanes(Lanes *lanes, __local float *sq, __local float *gt) {
 % if EVEN:
         add_group(&lanes, m % ${SLOTS}, held_grad[m], held_words[m]);
 % else:
-        const float4 g = (lid + ${WG_SIZE} * m < groups) ? held_grad[m] : (float4)(0.0f);
+        const float4 g = (${f"!{unless} && " if unless else ""}lid + ${WG_SIZE} * m < groups) ? held_grad[m] : (float4)(0.0f);
         add_group(&lanes, m % ${SLOTS}, g, held_words[m]);
 % endif
     }
@@ -169,8 +169,8 @@ void counter_update(${update_parameters()}) {
     __local uint shared_peak;
 % endif
 % if CLOCK:
-    // Where the clock does not fire, rows of four columns and of no tokens are gone through, and left as they are. (A return would be
-    // less, but after a return and a barrier PoCL 3.1 lets every item do what only the first one should.)
+    // Where the clock does not fire, rows of four columns and of no tokens are gone through, and left as they are; no gradient may be
+    // there. (A return would be less, but after a return and a barrier PoCL 3.1 lets every item do what only the first one should.)
     const uint idle = clock[2] == 0;
     const uint n = idle ? min(columns, 4u) : columns;
 % endif
@@ -202,7 +202,7 @@ void counter_update(${update_parameters()}) {
 % if TERNARY:
     if (lid == 0) shared_peak = 0;
 % endif
-    ${gather()}
+    ${gather("idle" if CLOCK else "")}
     const float2 sums = reduce_lanes(&lanes, lanes_sq, lanes_gt);
 % if TERNARY:
     // Magnitudes order as their bits do; the barriers of the sums lie behind its zero.

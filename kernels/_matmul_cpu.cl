@@ -139,14 +139,11 @@ inline void fill_panel(${PANEL_SPACE} float *panel, const __global ${RIGHT_STORE
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void pack_panels(const __global ${stored(RIGHT_TYPE)} *right, __global float *panels, ${"const __global long *gate, " if GATE else ""}const ulong right0,
                  const ulong right_z, const uint N, const uint K, const uint ldb) {
-% if GATE:
-    if (gate[2] == 0) return;
-% endif
     const uint n = get_global_id(0) * PANEL;
     const uint k = get_global_id(1) * ${TILE_K};
     const size_t panel = get_global_id(2) * get_global_size(0) + get_global_id(0);
     fill_panel(panels + (panel * K + k) * PANEL, right + right0 + get_global_id(2) * right_z, ldb, n, min(N - n, (uint)PANEL), k,
-               min(K - k, ${TILE_K}u));
+               ${"gate[2] == 0 ? 0 : " if GATE else ""}min(K - k, ${TILE_K}u));
 }
 % else:
 % if not TILED:
@@ -187,14 +184,11 @@ inline void fill_tiles(${TILE_SPACE} float *tiles, const __global ${stored(LEFT_
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void pack_tiles(const __global ${stored(LEFT_TYPE)} *left, __global float *tiles, ${"const __global long *gate, " if GATE else ""}const ulong left0,
                 const ulong left_z, const uint M, const uint K, const uint lda) {
-% if GATE:
-    if (gate[2] == 0) return;
-% endif
     const uint m = get_global_id(0) * ${TILE_ROWS};
     const uint k = get_global_id(1) * ${TILE_K};
     const size_t block = (get_global_id(2) * get_global_size(0) + get_global_id(0)) * get_global_size(1) + get_global_id(1);
     fill_tiles(tiles + block * ${BLOCK_A}, left + left0 + get_global_id(2) * left_z, lda, m, min(M - m, ${TILE_ROWS}u), M, k,
-               min(K - k, ${TILE_K}u));
+               ${"gate[2] == 0 ? 0 : " if GATE else ""}min(K - k, ${TILE_K}u));
 }
 % else:
 // ${SUM_COLUMNS} apart, the rows of tile @ panel; added to what is there unless `first`.

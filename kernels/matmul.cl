@@ -103,19 +103,17 @@ const __global ${stored(LEFT_TYPE)} *left, const __global ${RIGHT_STORED} *right
             const __global long *gate,
 % endif
             const ulong left0, const ulong right0, const ulong out0, const ulong left_z, const ulong right_z, const ulong out_z,
-            const uint ${"rows" if GATE and GPU else "M"}, const uint N, const uint K, const uint lda, const uint ldb, const uint m_per, const uint n_per,
+            const uint ${"all_rows" if GATE else "M"}, const uint N, const uint K, const uint lda, const uint ldb, const uint m_per, const uint n_per,
             const uint k_per, const uint splits</%def>
 // This item's matrices and its part of K.
 <%def name="begin()">
-% if GATE and GPU:
+% if GATE:
     // Nothing of no rows. (A return before barriers is more than some compilers can do.)
-    const uint M = gate[2] == 0 ? 0 : rows;
-% elif GATE:
-    if (gate[2] == 0) return;
+    const uint M = gate[2] == 0 ? 0 : all_rows;
 % endif
     const uint z = get_global_id(2) / splits;
     const uint k_first = (get_global_id(2) - z * splits) * k_per;
-    const uint k_last = ${"M == 0 ? k_first : min(k_first + k_per, K)" if GATE and GPU else "min(k_first + k_per, K)"};
+    const uint k_last = ${"M == 0 ? k_first : min(k_first + k_per, K)" if GATE else "min(k_first + k_per, K)"};
     left += left0 + z * left_z;
     right += right0 + z * right_z;
     out += out0 + get_global_id(2) * out_z;

@@ -34,11 +34,7 @@ inline float8 in_8(const __global ${stored(IN_TYPE)} *p, const size_t i) {
             const __global long *gate,
 % endif
 </%def>
-<%def name="close()">
-% if GATE:
-    if (gate[2] == 0) return;
-% endif
-</%def>
+
 <%def name="finish(z, m, n, at, sum)">
 % if EPILOGUE:
             ${sum} *= alpha;
@@ -50,12 +46,10 @@ ${"__kernel __attribute__((reqd_work_group_size(32, 8, 1)))" if GPU and MATRIX =
 void matvec(const __global ${stored(IN_TYPE)} *a, const __global ${stored(IN_TYPE)} *x, __global ${stored(OUT_TYPE)} *out,
             ${epilogue_parameters()}
             const ulong a0, const ulong x0, const ulong out0, const ulong a_z, const ulong x_z, const ulong out_z,
-            const uint ${"rows" if GATE and GPU else "M"}, const uint K, const uint lda, const uint m_per, const uint k_per, const uint splits) {
-% if GATE and GPU:
+            const uint ${"all_rows" if GATE else "M"}, const uint K, const uint lda, const uint m_per, const uint k_per, const uint splits) {
+% if GATE:
     // As in kernels/matmul.cl: nothing of no rows.
-    const uint M = gate[2] == 0 ? 0 : rows;
-% else:
-    ${close()}
+    const uint M = gate[2] == 0 ? 0 : all_rows;
 % endif
     const uint part = get_global_id(2);
     const uint z = part / splits;
@@ -127,7 +121,7 @@ void matvec(const __global ${stored(IN_TYPE)} *a, const __global ${stored(IN_TYP
     // Four rows of the matrix at a time onto the sums of up to ${HELD} columns.
     __local float sums[${HELD}] __attribute__((aligned(64)));
     const uint m0 = get_global_id(0) * m_per;
-    const uint columns = min(m_per, M - m0);
+    const uint columns = ${"M == 0 ? 0 : " if GATE else ""}min(m_per, M - m0);
     for (uint j = 0; j < columns; j++) sums[j] = 0.0f;
     uint k = k_first;
     for (; k + 4 <= k_last; k += 4) {
@@ -159,8 +153,7 @@ void matvec(const __global ${stored(IN_TYPE)} *a, const __global ${stored(IN_TYP
 __kernel void sum_parts(const __global float *parts, __global ${stored(OUT_TYPE)} *out,
                         ${epilogue_parameters()}
                         const ulong out0, const uint M, const uint N, const ulong per, const uint splits) {
-    ${close()}
-    const ulong size = (ulong)M * N;
+    const ulong size = ${"gate[2] == 0 ? 0 : " if GATE else ""}(ulong)M * N;
     const uint z = get_global_id(1);
     const ulong last = min(get_global_id(0) * per + per, size);
     for (ulong at = get_global_id(0) * per; at < last; at++) {

@@ -94,8 +94,8 @@ void proxy_moments(const __global float *grad_out, const __global float *lanes, 
 }
 % else:
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void square_lanes(const __global float *x, __global float *lanes, const __global long *gate, const uint gated, const ulong count) {
-    if (gated && gate[2] == 0) return;
+void square_lanes(const __global float *x, __global float *lanes, const __global long *gate, const uint gated, const ulong size) {
+    const ulong count = gated && gate[2] == 0 ? 0 : size;
     const uint first = get_global_id(0) * ${LANES};
     float8 sums[${LANES // 8}];
     for (uint i = 0; i < ${LANES // 8}; i++) sums[i] = (float8)(0.0f);
@@ -124,8 +124,8 @@ inline float8 load_columns(const __global float *row, const uint column, const u
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void proxy_moments(const __global float *grad_out, const __global float *lanes, __global float *g_sq, const __global long *gate,
-                   const uint gated, const float count, const uint out, const uint tokens, const uint per) {
-    if (gated && gate[2] == 0) return;
+                   const uint gated, const float count, const uint columns, const uint tokens, const uint per) {
+    const uint out = gated && gate[2] == 0 ? 0 : columns;
     float8 sums[1024];
     for (uint i = 0; i < 128; i++) sums[i] = vload8(i, lanes);
     for (uint width = 64; width > 0; width /= 2) {

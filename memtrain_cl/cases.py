@@ -313,9 +313,11 @@ def _clock_cases() -> list[Case]:
     cases += [*(observe_case(*edge) for edge in edges), observe_case(1001, 10**6, fire=0)]
     # Whole, by one row, which are products with a vector, and with many tokens, whose sums are of parts.
     for fires in (True, False):
-        cases += [backward_case(7, 9, 12, fires=fires, tile_rows=tile_rows, small=True) for tile_rows in (0, 1)]
+        cases += [backward_case(7, 9, 12, fires=fires, tile_rows=tile_rows) for tile_rows in (0, 1)]
         cases += [backward_case(1030, 9, 12, fires=fires), backward_case(65, 130, 68, fires=fires)]
-        cases += [backward_case(7, 9, 67, 8, False, "lagged_lazy_clip", cache="float16", fires=fires, tile_rows=4)]
+        lazy: dict[str, Any] = {"mode": "lagged_lazy_clip", "cache": "float16", "fires": fires}
+        cases += [backward_case(7, 9, 67, 8, False, **lazy, tile_rows=4)]
+        cases += [backward_case(3, 5, 13, 8, False, **lazy, small=True)]
     return cases
 
 
