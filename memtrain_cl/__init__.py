@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memtrain_cl import nn, ops, optim, reference
+    from memtrain_cl.activations import saved_activations
     from memtrain_cl.array import DeviceArray, from_dlpack
     from memtrain_cl.device import Device, DeviceInfo, devices, get_device, put_first, use_device
     from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, NotFinite, OutOfMemory, UnsupportedDevice
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "memtrain_cl.activations": ("saved_activations",),
     "memtrain_cl.array": ("DeviceArray", "from_dlpack"),
     "memtrain_cl.device": ("Device", "DeviceInfo", "devices", "get_device", "put_first", "use_device"),
     "memtrain_cl.errors": (
@@ -146,6 +148,7 @@ __all__ = [
     "reference",
     "reset_fallbacks",
     "reset_peak_memory_stats",
+    "saved_activations",
     "share",
     "stochastic_quantize",
     "stochastic_round",

@@ -56,6 +56,8 @@ LEVELS = {
     "comparison": 4,
     "operation": 4,
     "verify": 4,
+    "activation_rules": 4,
+    "activations": 4,
     "verify_aten": 4,
     "verify_random": 4,
     "verify_int8": 4,

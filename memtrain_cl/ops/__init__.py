@@ -1,5 +1,6 @@
 """One launcher a kernel: check the input, cross the bridge, launch. Names and signatures as `memtrain_cl.reference`."""
 
+from memtrain_cl.formats import effective_bits
 from memtrain_cl.ops.cache import refresh_cache_
 from memtrain_cl.ops.clock import advance_clock_, observe_clock_
 from memtrain_cl.ops.codec import decode_dense, pack_codes, unpack_codes
@@ -39,6 +40,7 @@ __all__ = [
     "decode_dense",
     "decode_ternary",
     "dequantize_codes",
+    "effective_bits",
     "grad_weight",
     "grad_weight_int8",
     "int8_product",

@@ -3,6 +3,7 @@
 It favours simplicity over speed, shares no code with the launchers, and imports torch and formats alone.
 """
 
+from memtrain_cl.formats import effective_bits
 from memtrain_cl.reference.cache import refresh_cache_
 from memtrain_cl.reference.clock import advance_clock_, observe_clock_
 from memtrain_cl.reference.codes import (
@@ -58,6 +59,7 @@ __all__ = [
     "decode_state",
     "decode_ternary",
     "dequantize_codes",
+    "effective_bits",
     "encode_state",
     "grad_weight",
     "grad_weight_int8",

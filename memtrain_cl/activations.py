@@ -1,0 +1,324 @@
+"""Activations saved for backward in few bits, in any torch model: `saved_activations`.
+
+The gradient of a product by one factor needs the other factor only on average: any Q(x) whose mean is x leaves the mean
+of grad_out^T Q(x) where it was. So much of what torch saves for backward can be rounded stochastically to a few bits a
+number, one scale a row (`memtrain_cl.ops.save_rows`). What may be is the matter of activation_rules.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from memtrain_cl.activation_rules import FunctionWatch, Keep, require_outside_checkpoint
+from memtrain_cl.bridge import is_known
+from memtrain_cl.errors import NotFinite
+from memtrain_cl.formats import check_bits, stream_seed
+from memtrain_cl.homes import operand_of
+from memtrain_cl.ops.stochastic import restore_rows, save_rows
+
+#: Tensors of fewer elements are left as they are, and those with rows of fewer, whose scales would cost too much.
+MIN_NUMEL = 4096
+MIN_ROW = 4
+#: Formats that activations can be saved in.
+FORMATS = ("int",)
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: Nodes of the graph behind which a parameter is still the parameter: views of it, and casts.
+_SAME_VALUES = frozenset(
+    f"{name}Backward0"
+    for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Alias", "Unsqueeze", "ToCopy")
+)
+
+
+@dataclass
+class SavedReport:
+    """What one entry of `saved_activations` did; it grows while the forward runs.
+
+    bytes_before, bytes_after: of the activations that were saved in few bits, or could have been, each once.
+    elements: of those. packed: how many were. shared: saves of one that was there already. not_finite: those kept in
+    full because a row was not finite. left: tensors left as they are (parameters, integers, small ones ...).
+    """
+
+    bytes_before: int = 0
+    bytes_after: int = 0
+    elements: int = 0
+    packed: int = 0
+    shared: int = 0
+    not_finite: int = 0
+    left: int = 0
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits that an element of the activations costs now."""
+        return 8 * self.bytes_after / self.elements if self.elements else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.packed} activations saved in {self.bytes_after} bytes instead of {self.bytes_before} "
+            f"({self.bits_per_element:.2f} bits an element); {self.shared} saved again, {self.not_finite} not finite, "
+            f"{self.left} tensors left as they are"
+        )
+
+
+class _Kept:
+    """A tensor that was left as it is. Torch does not watch over what hooks keep, so the version is checked here."""
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        # Not the tensor itself: an output that its own node keeps would never be freed.
+        self.tensor = tensor.detach()
+        self.version = tensor._version
+
+    def restore(self) -> torch.Tensor:
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{self.tensor.dtype} {list(self.tensor.shape)} is at version {self.tensor._version}; expected version "
+                f"{self.version} instead"
+            )
+        return self.tensor
+
+
+class _Packed:
+    """A tensor in few bits. What it was saved from is remembered, but not kept: `is_of` says whether it is that."""
+
+    __slots__ = ("__weakref__", "bits", "codes", "dtype", "memory", "root", "rows", "scale")
+
+    def __init__(self, matrix: torch.Tensor, bits: int, seed: int, root: torch.Tensor) -> None:
+        self.codes, self.scale = save_rows(matrix, bits, seed=seed)
+        self.bits = bits
+        self.rows = tuple(matrix.shape)
+        self.dtype = matrix.dtype
+        self.root = weakref.ref(root)
+        self.memory = _memory_of(root)
+
+    def is_of(self, root: torch.Tensor) -> bool:
+        """Whether `root` is the tensor that this one was saved from, and has its memory still."""
+        return self.root() is root and _is_memory_of(self.memory, root)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.codes, self.scale))
+
+
+class _Use:
+    """One save of a packed tensor: it comes back in the shape and the order of dimensions that were saved."""
+
+    __slots__ = ("order", "packed", "shape")
+
+    def __init__(self, packed: _Packed, shape: tuple[int, ...], order: tuple[int, ...] | None) -> None:
+        self.packed = packed
+        self.shape = shape
+        self.order = order
+
+    def restore(self) -> torch.Tensor:
+        packed = self.packed
+        matrix = restore_rows(packed.codes, packed.scale, packed.bits, packed.rows, dtype=packed.dtype)
+        if self.order is None:
+            return matrix.view(self.shape)
+        ordered = matrix.view([self.shape[dim] for dim in self.order])
+        return ordered.permute([self.order.index(dim) for dim in range(len(self.order))])
+
+
+def _memory_of(tensor: torch.Tensor) -> Any:
+    """A weak reference to a tensor's memory, whose place no other memory takes as long as the reference is there."""
+    operand = operand_of(tensor)
+    return StorageWeakRef(tensor.untyped_storage()) if operand is None else weakref.ref(operand.array)
+
+
+def _is_memory_of(reference: Any, tensor: torch.Tensor) -> bool:
+    operand = operand_of(tensor)
+    if operand is None:
+        return bool(reference == StorageWeakRef(tensor.untyped_storage()))
+    return reference() is operand.array
+
+
+def _root_of(tensor: torch.Tensor) -> torch.Tensor:
+    base = tensor._base
+    return tensor if base is None else base
+
+
+def _is_parameter(tensor: torch.Tensor, root: torch.Tensor) -> bool:
+    """Whether it is a parameter or another leaf that requires grad, a view of one, or one in another type."""
+    if any(isinstance(it, torch.nn.Parameter) or (it.is_leaf and it.requires_grad) for it in (tensor, root)):
+        return True
+    node = tensor.grad_fn
+    while node is not None and node.name() in _SAME_VALUES:
+        node = node.next_functions[0][0]
+    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
+
+
+def _order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The order of dimensions, the last one last, in which the tensor is contiguous; None where it is so already, or
+    in no such order.
+    """
+    if tensor.is_contiguous():
+        return None
+    last = tensor.ndim - 1
+    strides = tensor.stride()
+    order = (*sorted(range(last), key=lambda dim: (-strides[dim], dim)), last)
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+class _Session:
+    """One entry of the context: its report, and what was packed in it and still waits for its backward."""
+
+    def __init__(self, owner: saved_activations) -> None:
+        self._owner = owner
+        self.report = SavedReport()
+        self._packed: weakref.WeakValueDictionary[Any, _Packed] = weakref.WeakValueDictionary()
+        self._watch = FunctionWatch()
+        self._hooks = saved_tensors_hooks(self._pack, _unpack)
+
+    def open(self) -> None:
+        self._hooks.__enter__()
+        self._watch.__enter__()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._hooks.__exit__(None, None, None)
+
+    def _takes(self, tensor: torch.Tensor, root: torch.Tensor) -> bool:
+        return (
+            tensor.dtype in _DTYPES
+            and tensor.numel() >= max(self._owner.min_numel, 1)
+            and tensor.ndim > 0
+            and tensor.shape[-1] >= MIN_ROW
+            and tensor.layout is torch.strided
+            and is_known(tensor)
+            and (type(tensor) is torch.Tensor or operand_of(tensor) is not None)
+            and not any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            and not _is_parameter(tensor, root)
+        )
+
+    def _pack(self, tensor: torch.Tensor) -> _Kept | _Use:
+        root = _root_of(tensor)
+        keep = self._watch.rule_for(tensor)
+        if keep is Keep.FULL or not self._takes(tensor, root):
+            self.report.left += 1
+            return _Kept(tensor)
+        order = _order_of(tensor)
+        dense = tensor.detach()
+        if order is not None:
+            dense = dense.permute(order)
+        length = dense.shape[-1]
+        rows = tensor.numel() // length
+        # Views with the same rows of one memory are one, whatever their shapes.
+        place = (rows, length) if dense.is_contiguous() else (*tensor.shape, *tensor.stride())
+        key = (id(root), root._version, tensor.storage_offset(), tensor.dtype, keep, place)
+        packed = self._packed.get(key)
+        if packed is not None and packed.is_of(root):
+            self.report.shared += 1
+        else:
+            packed = self._fresh(dense.reshape(rows, length), root, keep)
+            if packed is None:
+                return _Kept(tensor)
+            self._packed[key] = packed
+        return _Use(packed, tuple(tensor.shape), order)
+
+    def _fresh(self, matrix: torch.Tensor, root: torch.Tensor, keep: Keep) -> _Packed | None:
+        """What is stored of a matrix; None where a row of it is not finite."""
+        report = self.report
+        nbytes = matrix.numel() * matrix.element_size()
+        report.bytes_before += nbytes
+        report.elements += matrix.numel()
+        seed = self._owner.next_seed()
+        # Signs are exact in two bits.
+        bits = self._owner.bits if keep is Keep.ROUNDED else 2
+        try:
+            packed = _Packed(matrix if keep is Keep.ROUNDED else matrix.sign(), bits, seed, root)
+        except NotFinite:
+            report.not_finite += 1
+            report.bytes_after += nbytes
+            return None
+        report.packed += 1
+        report.bytes_after += packed.nbytes
+        return packed
+
+
+def _unpack(saved: _Kept | _Use) -> torch.Tensor:
+    try:
+        return saved.restore()
+    except Exception as error:  # see torch_device/engine.py
+        tensor = saved.tensor if isinstance(saved, _Kept) else saved.packed.codes
+        if operand_of(tensor) is None:
+            raise
+        from memtrain_cl.torch_device.engine import carry
+
+        return carry(error)  # type: ignore[no-any-return]
+
+
+class saved_activations:
+    """What torch saves for backward while this context is entered is saved in few bits: for any model, on the host,
+    on "opencl" and on CUDA.
+
+        saver = saved_activations(bits=4)
+        for x, target in data:
+            with saver as report:
+                loss = loss_of(model(x), target)
+            loss.backward()
+        print(report)    # a SavedReport: bytes before and after
+
+    Taken are float32, float16 and bfloat16 tensors of at least min_numel elements with rows (along the last dimension)
+    of at least 4, from functions of torch's whose gradients bear it: products (linear, matmul, conv, mul ...), whose
+    gradients keep their mean, and smooth functions (gelu, softmax, norms, attention ...), whose gradients nearly do.
+    They become codes of `bits` (2..15) bits and a bfloat16 scale a row: 4 + 16/row_len bits an element at 4 bits. A
+    ReLU keeps the signs of its result in 4 bits. Everything else is left as it is: what other functions save (a
+    quotient's divisor, the log-probabilities of a cross entropy), parameters, their views and casts, leaves that
+    require grad, integers, float64, expanded and small tensors. A tensor that is saved twice is stored once, unless it
+    was changed in place between (a write through `.data` is not seen, as autograd does not see it). Tensors come back
+    in their dtype and shape.
+
+    Rounding is stochastic. Each stored tensor has a stream of random numbers of its own, from `seed` and a counter that
+    goes on from one entry of this object to the next: keep one object for a training, as above. Two objects of one seed
+    round alike.
+
+    A tensor with inf or nan in it (or numbers that its scale cannot give back) is kept in full; on "opencl", where
+    nobody waits for it, NotFinite is raised at the next wait instead.
+
+    Entered within itself or other hooks, the innermost counts. Around torch.utils.checkpoint, what the checkpoint keeps
+    to begin again stays in full; within a region of it (use_reentrant=False), where nothing would be recomputed any
+    more, RuntimeError is raised. ValueError for a format but "int".
+    """
+
+    def __init__(
+        self,
+        bits: int = 4,
+        seed: int = 0,
+        min_numel: int = MIN_NUMEL,
+        format: str = "int",  # noqa: A002
+    ) -> None:
+        self.bits = check_bits(bits)
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
+            raise ValueError(f"expected a seed in 0..2^32-1, got {seed!r}")
+        if isinstance(min_numel, bool) or not isinstance(min_numel, int) or min_numel < 0:
+            raise ValueError(f"expected min_numel as an integer >= 0, got {min_numel!r}")
+        if format not in FORMATS:
+            raise ValueError(f"expected format as one of {', '.join(FORMATS)}, got {format!r}")
+        self.seed = seed
+        self.min_numel = min_numel
+        self.format = format
+        self._count = itertools.count(1)
+        self._entered: list[_Session] = []
+
+    def next_seed(self) -> int:
+        """The seed of the next tensor that is stored."""
+        return stream_seed(self.seed, next(self._count))
+
+    def __enter__(self) -> SavedReport:
+        require_outside_checkpoint()
+        session = _Session(self)
+        session.open()
+        self._entered.append(session)
+        return session.report
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.pop().close()
