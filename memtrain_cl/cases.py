@@ -267,6 +267,8 @@ def _update_cases() -> list[Case]:
     more = [update_case(11, 68, mode=mode) for mode in MODES if mode not in modes]
     more += [update_case(11, 67, 8, False, "clipped_scale_clip"), update_case(9, 68, 2), update_case(9, 68, 8)]
     more += [update_case(9, 67, C, False) for C in (1, 2, 11)]
+    more += [update_case(9, 12, 1, **modes["proxy_lazy_ternary"], mode="proxy_lazy_ternary")]
+    more += [update_case(9, 67, 43, False, **lazy)]
     more += [update_case(3, border + step) for border in (512, 1024, 2048, 4096) for step in (-4, 0, 4)]
     more += [update_case(3, columns, 8, False) for columns in (1023, 4097)]
     names = {case.name for case in cases}
