@@ -6,6 +6,7 @@ out. The seeds are fixed, and the devices agree byte for byte, so that a verdict
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,19 +37,47 @@ class Verdict:
         return MEAN_SQUARE[0] <= self.mean_square <= MEAN_SQUARE[1] and self.farthest <= FARTHEST
 
 
-def judge(name: str, draw: Callable[[int], torch.Tensor], truth: torch.Tensor, seeds: int) -> Verdict:
-    """The verdict on `draw`, an estimate of `truth` (float64) for each of so many seeds; every element must vary."""
+def judge(
+    name: str,
+    draw: Callable[[int], torch.Tensor],
+    truth: torch.Tensor,
+    seeds: int,
+    variance: torch.Tensor | None = None,
+) -> Verdict:
+    """The verdict on `draw`, an estimate of `truth` (float64) for each of so many seeds; every element must vary.
+
+    variance: of one estimate, where it is known; else it is that of the estimates.
+    """
     total, squares = torch.zeros_like(truth), torch.zeros_like(truth)
     for seed in range(seeds):
         error = draw(seed).to(torch.float64) - truth
         total += error
         squares += error * error
     mean = total / seeds
-    variance = (squares - seeds * mean * mean) / (seeds - 1)
+    if variance is None:
+        variance = (squares - seeds * mean * mean) / (seeds - 1)
     if not bool((variance > 0).all()):
         raise ValueError(f"expected every element of {name} to vary, got {int((variance <= 0).sum())} that do not")
     standardised = mean / (variance / seeds).sqrt()
     return Verdict(name, seeds, truth.numel(), float(standardised.square().mean()), float(standardised.abs().max()))
+
+
+def stochastic_quantize(bits: int, seeds: int = SEEDS, elements: int = ELEMENTS) -> Verdict:
+    """Normal numbers in rows of a square, and one more a row: the largest, which is a level and does not vary."""
+    chance = torch.Generator().manual_seed(bits)
+    side = math.isqrt(elements)
+    x = torch.randn(side, side, generator=chance)
+    x = torch.cat([x, x.abs().amax(dim=1, keepdim=True) * 1.1], dim=1)
+    _, scale = ops.quantize_codes(x, bits, seed=0)
+    truth, spacing = x[:, :-1].to(torch.float64), scale.to(torch.float64)
+    above = truth / spacing - (truth / spacing).floor()
+
+    def draw(seed: int) -> torch.Tensor:
+        return ops.stochastic_quantize(x, bits, seed=seed)[:, :-1]
+
+    # Two values, a level apart: their variance is known, also where one of them is too rare to be met.
+    variance = spacing * spacing * above * (1.0 - above)
+    return judge(f"stochastic_quantize at {bits} bits", draw, truth, seeds, variance)
 
 
 def int8_gradient(seeds: int = SEEDS, elements: int = ELEMENTS) -> Verdict:
@@ -106,7 +135,12 @@ def ternary_pulse(seeds: int = SEEDS, elements: int = ELEMENTS) -> Verdict:
 
 
 #: Every estimator, each given its seeds and elements.
-ESTIMATORS: tuple[Callable[[int, int], Verdict], ...] = (int8_gradient, int8_grad_input, ternary_pulse)
+ESTIMATORS: tuple[Callable[[int, int], Verdict], ...] = (
+    *(functools.partial(stochastic_quantize, bits) for bits in (2, 4, 8)),
+    int8_gradient,
+    int8_grad_input,
+    ternary_pulse,
+)
 
 
 def judge_all(seeds: int = SEEDS, elements: int = ELEMENTS) -> list[Verdict]:
