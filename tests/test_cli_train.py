@@ -70,9 +70,8 @@ def test_help_of_train_states_the_defaults_in_use(capsys: pytest.CaptureFixture[
     assert code == 0
     lines = out.splitlines()
     values = {**TrainConfig().to_json(), **TrainConfig().model.to_json()}
-    shown = ("steps", "layers", "dim", "heads", "seq", "batch", "lr", "counter_lr", "C", "linear", "seed")
-    shown += ("counter_eps", "counter_compute")
-    for name in shown:
+    shown = ["steps", "layers", "dim", "heads", "seq", "batch", "lr", "counter_lr", "C", "linear", "seed"]
+    for name in [*shown, "counter_eps", "counter_compute"]:
         option = f"--{name.replace('_', '-')} "
         at = next(index for index, line in enumerate(lines) if option in line)
         assert f"[default: {values[name]}]" in " ".join(lines[at : at + 3]), name
