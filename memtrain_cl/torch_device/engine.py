@@ -47,7 +47,7 @@ class Engine:
                 _kept.clear()
         try:
             return self._engine.run_backward(*args, **kwargs)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # of an operation, of a hook that gives back what was saved
             with _lock:
                 kept, _kept[:] = list(_kept), []
             if kept:
