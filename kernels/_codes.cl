@@ -1,6 +1,6 @@
 <%doc>
 Codes of few bits in memory, a vector of WIDTH as numbers at a time. Expects GPU, ALIGNED (GPU: rows begin on four elements) and CODES:
-"int8", "int16", or "int4", two codes in a byte, lo | hi << 4, each as code + 8; its rows have an even length; FUSED (GPU: fma is exact).
+"int8", "int16", or "int4", two codes in a byte, lo | hi << 4, each as code + 8; its rows have an even length.
 
 put_codes(p, at, left, codes)    writes the first `left` of them as elements at, at + 1, ... of p; where ALIGNED all of them
 take_codes(p, at, left)          reads them
@@ -11,11 +11,6 @@ CODE = {"int8": "char", "int16": "short", "int4": "uchar"}[CODES]
 %>
 // Added to a small whole number, it leaves that in two's complement in the low bits.
 #define WHOLE_MAGIC 12582912.0f
-
-% if GPU:
-// Of whole numbers whose product and sum are exact.
-#define EXACT_MAD(a, b, c) (${"fma(a, b, c)" if FUSED else "(a) * (b) + (c)"})
-% endif
 
 // Of eight bytes the low halves: code + 8 of codes of four bits.
 inline ulong to_nibbles(ulong codes) { return (codes & 0x0f0f0f0f0f0f0f0fUL) ^ 0x0808080808080808UL; }
@@ -36,19 +31,17 @@ inline ulong draw_apart(uint packed) {
 
 inline void put_codes(__global ${CODE} *p, ulong at, uint left, float${WIDTH} codes) {
 % if CODES == "int4":
+    const uint${WIDTH} bits = as_uint${WIDTH}(codes + (WHOLE_MAGIC + 8.0f)) & 15u;
     p += at / 2;
 % if GPU:
-    // The four as digits of one exact sum.
-    const float sum = EXACT_MAD(EXACT_MAD(EXACT_MAD(codes.w, 16.0f, codes.z), 16.0f, codes.y), 16.0f, codes.x);
-    const uint packed = as_uint(sum + (WHOLE_MAGIC + ${8 * 0x1111}.0f));
+    const uchar2 two = (uchar2)((uchar)(bits.x | bits.y << 4), (uchar)(bits.z | bits.w << 4));
 % if ALIGNED:
-    *(__global ushort *)p = (ushort)packed;
+    *(__global uchar2 *)p = two;
 % else:
-    p[0] = (uchar)packed;
-    if (left >= 4) p[1] = (uchar)(packed >> 8);
+    p[0] = two.x;
+    if (left >= 4) p[1] = two.y;
 % endif
 % else:
-    const uint${WIDTH} bits = as_uint${WIDTH}(codes + (WHOLE_MAGIC + 8.0f)) & 15u;
     const uint packed = draw_together(as_ulong(convert_uchar8(bits)));
     if (left >= 8) {
         vstore4(as_uchar4(packed), 0, p);
@@ -57,14 +50,8 @@ inline void put_codes(__global ${CODE} *p, ulong at, uint left, float${WIDTH} co
     }
 % endif
 % else:
-    p += at;
-% if GPU and ALIGNED and CODES == "int8":
-    // Two as digits of one exact sum, each as code + 128.
-    const float low = EXACT_MAD(codes.y, 256.0f, codes.x) + (WHOLE_MAGIC + ${128 * 0x101}.0f);
-    const float high = EXACT_MAD(codes.w, 256.0f, codes.z) + (WHOLE_MAGIC + ${128 * 0x101}.0f);
-    *(__global uint *)p = ((as_uint(low) & 0xffffu) | as_uint(high) << 16) ^ 0x80808080u;
-% else:
     const int${WIDTH} whole = as_int${WIDTH}(codes + WHOLE_MAGIC);
+    p += at;
 % if GPU and ALIGNED:
     *(__global ${CODE}4 *)p = convert_${CODE}4(whole);
 % else:
@@ -75,7 +62,6 @@ inline void put_codes(__global ${CODE} *p, ulong at, uint left, float${WIDTH} co
     int own[${WIDTH}];
     vstore${WIDTH}(whole, 0, own);
     for (uint i = 0; i < left; i++) p[i] = (${CODE})own[i];
-% endif
 % endif
 % endif
 }

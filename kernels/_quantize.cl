@@ -1,21 +1,19 @@
 <%doc>
 The elements of a quantiser in vectors of WIDTH, and the scale of a row, as kernels/stochastic.cl states them. Expects GPU, ALIGNED (GPU:
-a vector's flat index is a multiple of four), FUSED (GPU: fma is exact, also of subnormals), STOCHASTIC, SAVE, _types.cl, _rng.cl.
+a vector's flat index is a multiple of four), STOCHASTIC, SAVE, _types.cl, _rng.cl.
 
 magnitudes(v)             the bits of |v|, which order as the numbers do, with infinities and then NaNs above all
 scale_of(most, levels)    the scale of elements whose largest bits are `most`; NaN where they are not finite
-by_scale(scale)           declares what codes_of takes of a scale, a vector's: BY_SCALE names it
+divisor_of, least_of      from a scale: what elements are divided by, and the least bits of a magnitude that does not count as zero
 heads_at(index)           the hash's first half for WIDTH elements from a flat index on
-codes_of(v, BY_SCALE, ...)    the codes of WIDTH elements, as numbers
+codes_of(v, ...)          the codes of WIDTH elements, as numbers
 </%doc>
 <%
 WIDTH = 4 if GPU else 8
 V = f"float{WIDTH}"
 U = f"uint{WIDTH}"
-QUICK = GPU and FUSED
-BY_SCALE = "divisor, least, inverse, rest, quick" if QUICK else "divisor, least"
 %>
-#define LEAST_NORMAL 1.17549435e-38f
+#define LEAST_NORMAL 0x00800000u
 #define LEAST_INFINITE 0x7f800000u
 
 inline ${U} magnitudes(${V} v) { return as_${U}(v) & 0x7fffffffu; }
@@ -41,27 +39,14 @@ inline float scale_of(uint most, float levels) {
 % endif
 }
 
-// Where the scale is NaN, every element counts as zero.
-<%def name="by_scale(scale)">
-            const ${V} divisor = select(${scale}, (${V})(1.0f), isnan(${scale}));
-            const ${V} least = select((${V})(LEAST_NORMAL), (${V})(NAN), isnan(${scale}));
-% if QUICK:
-            const float4 inverse = 1.0f / divisor;
-            const float4 rest = fma(-inverse, divisor, (float4)(1.0f)) * inverse;
-            const uint quick = all(divisor <= 1048576.0f);
-% endif
-</%def>
-% if QUICK:
+inline float divisor_of(float scale) { return isnan(scale) ? 1.0f : scale; }
 
-// v / divisor, rounded once, without a division an element. inverse is 1/divisor rounded and rest what it lacks, so that `first` is off by
-// less than a unit in the last place, its remainder is exact, and Markstein's last step rounds right. Remainders of quotients
-// below 2^-49 may be subnormal and inexact, but their signs are right, and those alone matter to a code; a larger divisor could
-// lose them.
-inline float4 quotient(float4 v, float4 divisor, float4 inverse, float4 rest, uint quick) {
-    if (!quick) return v / divisor;
-    const float4 first = fma(v, inverse, v * rest);
-    return fma(fma(-first, divisor, v), inverse, first);
-}
+inline uint least_of(float scale) { return isnan(scale) ? 0xffffffffu : LEAST_NORMAL; }
+
+% if not GPU:
+inline ${V} divisors_of(${V} scale) { return select(scale, (${V})(1.0f), isnan(scale)); }
+
+inline ${U} leasts_of(${V} scale) { return select((${U})(LEAST_NORMAL), (${U})(0xffffffffu), isnan(scale)); }
 % endif
 
 inline uint head_at(ulong index) {
@@ -94,10 +79,8 @@ inline ${U} heads_at(ulong index) {
 % endif
 }
 
-inline ${V} codes_of(${V} v, ${", ".join(f"{'uint' if name == 'quick' else V} {name}" for name in BY_SCALE.split(", "))}, ${U} heads, uint mixed,
-                     float levels) {
-    const ${V} kept = select((${V})(0.0f), v, fabs(v) >= least);
-    const ${V} y = ${f"quotient(kept, divisor, inverse, rest, quick)" if QUICK else "kept / divisor"};
+inline ${V} codes_of(${V} v, ${V} divisor, ${U} least, ${U} heads, uint mixed, float levels) {
+    const ${V} y = select((${V})(0.0f), v, magnitudes(v) >= least) / divisor;
 % if STOCHASTIC:
     const ${V} below = floor(y);
     const ${V} code = select(below, below + 1.0f, uniform_of_${WIDTH}(heads, mixed) < y - below);

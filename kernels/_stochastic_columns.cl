@@ -47,7 +47,8 @@ void ${COLUMNS_KERNEL}(${ARGUMENTS}, const ulong inner, const ulong columns, con
     if (!within) return;
     const float4 own_scale = ${"vload4(0, scale + q)" if STEP == 4 else "(float4)(scale[q])"};
 % if NAME == "scaled_columns":
-    ${by_scale("own_scale")}
+    const float4 divisor = (float4)(${", ".join(f"divisor_of(own_scale.{e})" for e in "xyzw")});
+    const uint4 least = (uint4)(${", ".join(f"least_of(own_scale.{e})" for e in "xyzw")});
     const uint mixed = seed ^ seed >> 16;
 % endif
     #pragma unroll 4
@@ -55,7 +56,7 @@ void ${COLUMNS_KERNEL}(${ARGUMENTS}, const ulong inner, const ulong columns, con
         const ulong at = first + l * inner;
 % if NAME == "scaled_columns":
         const float4 v = ${f"load_{X}(x + x0 + at)" if STEP == 4 else f"(float4)({load(X, 'x', 'x0 + at')})"}${FACTOR};
-        put_codes(codes, at, ${STEP}, codes_of(v, ${BY_SCALE}, heads_at(base + at), mixed, levels));
+        put_codes(codes, at, ${STEP}, codes_of(v, divisor, least, heads_at(base + at), mixed, levels));
 % else:
         store_left_${X}(y + at, ${STEP}, take_codes(codes, at, ${STEP}) * own_scale);
 % endif
@@ -73,8 +74,9 @@ void scaled_transposed(${ARGUMENTS}, const ulong inner, const ulong columns, con
     const ulong q = get_global_id(0);
     const uint begin = get_group_id(1) * ${TILE_ROWS};
     if (q < columns) {
-        const float4 own_scale = (float4)(scale[q]);
-        ${by_scale("own_scale")}
+        const float own_scale = scale[q];
+        const float4 divisor = (float4)(divisor_of(own_scale));
+        const uint4 least = (uint4)(least_of(own_scale));
         const uint mixed = seed ^ seed >> 16;
         for (uint word = deep; word < 32; word += ${DEEP}) {
             const uint l = begin + 4 * word;
@@ -85,7 +87,7 @@ void scaled_transposed(${ARGUMENTS}, const ulong inner, const ulong columns, con
 % endfor
                 const float4 v = (float4)(v0, v1, v2, v3);
                 const uint4 heads = (uint4)(${", ".join(f"head_at(base + at + {e} * inner)" for e in range(4))});
-                const uint4 bits = as_uint4(codes_of(v, ${BY_SCALE}, heads, mixed, levels) + WHOLE_MAGIC) & 0xffu;
+                const uint4 bits = as_uint4(codes_of(v, divisor, least, heads, mixed, levels) + WHOLE_MAGIC) & 0xffu;
                 tile[33 * lane + word] = bits.x | bits.y << 8 | bits.z << 16 | bits.w << 24;
             }
         }
@@ -146,8 +148,7 @@ void scaled_transposed(${ARGUMENTS}, const ulong inner, const ulong columns, con
         for (uint j = 0; j < count; j += 8) {
             const vec own_scale = load_left_float32(scale + c0 + j, count - j, 1.0f);
             const vec v = load_left_${X}(x + x0 + at + j, count - j, 0.0f)${FACTOR};
-            ${by_scale("own_scale")}
-            const vec code = codes_of(v, ${BY_SCALE}, heads_at(base + at + j), mixed, levels);
+            const vec code = codes_of(v, divisors_of(own_scale), leasts_of(own_scale), heads_at(base + at + j), mixed, levels);
             vstore8(convert_char8(as_int8(code + WHOLE_MAGIC)), 0, tile + ${TILE_COLUMNS} * r + j);
         }
     }
@@ -178,8 +179,7 @@ void ${COLUMNS_KERNEL}(${ARGUMENTS}, const ulong inner, const ulong columns, con
             const vec own_scale = load_left_float32(scales + c, left, 1.0f);
 % if NAME == "scaled_columns":
             const vec v = load_left_${X}(x + x0 + at, left, 0.0f)${FACTOR};
-            ${by_scale("own_scale")}
-            put_codes(codes, at, left, codes_of(v, ${BY_SCALE}, heads_at(base + at), mixed, levels));
+            put_codes(codes, at, left, codes_of(v, divisors_of(own_scale), leasts_of(own_scale), heads_at(base + at), mixed, levels));
 % else:
             store_left_${X}(y + at, left, take_codes(codes, at, left) * own_scale);
 % endif

@@ -30,14 +30,15 @@ def values(j, left):
 </%def>
 <%def name="put(v, j, left)">
 % if WRITES:
-                put_codes(codes, at + ${j}, ${left}, codes_of(${v}, ${BY_SCALE}, heads_at(base + at + ${j}), mixed, levels));
+                put_codes(codes, at + ${j}, ${left}, codes_of(${v}, divisor, least, heads_at(base + at + ${j}), mixed, levels));
 % else:
                 store_left_${X}(y + at + ${j}, ${left}, take_codes(codes, at + ${j}, ${left}) * own_scale);
 % endif
 </%def>
 <%def name="scale_known()">
 % if WRITES:
-        ${by_scale("(vec)(own_scale)")}
+        const vec divisor = (vec)(divisor_of(own_scale));
+        const uint${WIDTH} least = (uint${WIDTH})(least_of(own_scale));
         const uint mixed = seed ^ seed >> 16;
 % endif
 </%def>

@@ -18,7 +18,7 @@
 // dequantize_rows and dequantize_columns go back. Launched by memtrain_cl/ops/stochastic.py.
 // Constants: NAME (the one kernel to render), GPU or not, X (elements of x), CODES (int8, int16, or int4: two in a byte),
 // STOCHASTIC or not, MULTIPLIED or not, SAVE (scales as bfloat16, rounded up; rows that are not finite reported), DEEP (GPU: items of a
-// group that share a column), FUSED (GPU: fma is exact, also of subnormals, which llvmpipe's is not), and those of _rows.cl.
+// group that share a column), and those of _rows.cl.
 #pragma OPENCL FP_CONTRACT OFF
 
 <%

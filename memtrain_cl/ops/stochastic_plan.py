@@ -62,8 +62,7 @@ def _spread(info: DeviceInfo, lines: int, length: int, least: int) -> int:
 
 def render_kernel(device: Device, name: str, style: Style, shape: dict[str, int], deep: int = 1) -> Any:
     """The kernel `name` of kernels/stochastic.cl. shape: GPU and the constants of _rows.cl; deep: DEEP."""
-    fused = int(shape["GPU"] and device.info.subnormals)
-    return get_kernel(device, "stochastic", name, NAME=name, DEEP=deep, FUSED=fused, **style.constants, **shape)
+    return get_kernel(device, "stochastic", name, NAME=name, DEEP=deep, **style.constants, **shape)
 
 
 def _sizes(*values: int) -> tuple[np.uint32, ...]:
