@@ -133,10 +133,17 @@ void absmax_columns(${ARGUMENTS}, const ulong inner, const ulong columns, const 
     for (uint i = count / 8 * 8; i < count; i++) target[i] = ((const uint *)most)[i];
 }
 % elif NAME == "scaled_transposed":
-// Item (strip of columns, block of the length): a tile of codes lies with the item and leaves along the columns.
+// Swaps, between two words, of the blocks that `mask` names in the first after a shift: a round of a transposition.
+inline void exchange(ulong *a, ulong *b, const uint shift, const ulong mask) {
+    const ulong t = (*a >> shift ^ *b) & mask;
+    *b ^= t;
+    *a ^= t << shift;
+}
+
+// Item (strip of columns, block of the length): a tile of codes lies with the item, eight a word, and leaves along the columns.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void scaled_transposed(${ARGUMENTS}, const ulong inner, const ulong columns, const uint length, const uint chunk${CHANCE}) {
-    char tile[${TILE_ROWS * TILE_COLUMNS}];
+    ulong tile[${TILE_ROWS * TILE_COLUMNS // 8}];
     const ulong c0 = get_global_id(0) * ${TILE_COLUMNS};
     const uint count = (uint)min(inner - c0, (ulong)${TILE_COLUMNS});
     const uint begin = get_global_id(1) * ${TILE_ROWS};
@@ -149,17 +156,34 @@ void scaled_transposed(${ARGUMENTS}, const ulong inner, const ulong columns, con
             const vec own_scale = load_left_float32(scale + c0 + j, count - j, 1.0f);
             const vec v = load_left_${X}(x + x0 + at + j, count - j, 0.0f)${FACTOR};
             const vec code = codes_of(v, divisors_of(own_scale), leasts_of(own_scale), heads_at(base + at + j), mixed, levels);
-            vstore8(convert_char8(as_int8(code + WHOLE_MAGIC)), 0, tile + ${TILE_COLUMNS} * r + j);
+            tile[${TILE_COLUMNS // 8} * r + j / 8] = as_ulong(convert_char8(as_int8(code + WHOLE_MAGIC)));
         }
     }
-    for (uint c = 0; c < count; c++) {
+    for (uint c = 0; c < count; c += 8) {
         __global char *target = codes + (c0 + c) * length + begin;
-        uint r = 0;
-        for (; r + 8 <= rows; r += 8) {
-            const char *from = tile + ${TILE_COLUMNS} * r + c;
-            vstore8((char8)(${", ".join(f"from[{TILE_COLUMNS * i}]" for i in range(8))}), 0, target + r);
+        for (uint r = 0; r < rows; r += 8) {
+            // Rows beyond the block's end repeat its last one.
+% for i in range(8):
+            ulong word${i} = tile[${TILE_COLUMNS // 8} * min(r + ${i}, rows - 1) + c / 8];
+% endfor
+% for shift, mask in ((32, "0x00000000ffffffffUL"), (16, "0x0000ffff0000ffffUL"), (8, "0x00ff00ff00ff00ffUL")):
+% for i in range(8):
+% if not i & shift // 8:
+            exchange(&word${i}, &word${i + shift // 8}, ${shift}, ${mask});
+% endif
+% endfor
+% endfor
+            if (count - c >= 8 && rows - r >= 8) {
+% for i in range(8):
+                vstore8(as_char8(word${i}), 0, target + ${i} * (ulong)length + r);
+% endfor
+            } else {
+                const ulong words[8] = {${", ".join(f"word{i}" for i in range(8))}};
+                for (uint i = 0; i < min(count - c, 8u); i++) {
+                    for (uint k = 0; k < min(rows - r, 8u); k++) target[i * (ulong)length + r + k] = (char)(words[i] >> 8 * k);
+                }
+            }
         }
-        for (; r < rows; r++) target[r] = tile[${TILE_COLUMNS} * r + c];
     }
 }
 % else:
