@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import aten, attention, counter, int8, matmul, model, sharing
+from bench import aten, attention, counter, int8, matmul, model, sharing, stochastic
 from bench.harness import Bench
 from memtrain_cl.device import get_device, use_device
 
@@ -17,6 +17,7 @@ FAMILIES = {
     "matmul": matmul.run,
     "model": model.run,
     "sharing": sharing.run,
+    "stochastic": stochastic.run,
 }
 
 

@@ -104,6 +104,18 @@ class Bench:
 
         return host_time(finished, self.repeats)
 
+    def time_several(self, launch: Callable[[], Any]) -> float:
+        """Median microseconds of work that is several kernels: of runs of ten on GPUs, of single ones on CPUs."""
+        count = 10 if self.events else 1
+
+        def run(_turn: int) -> None:
+            for _ in range(count):
+                launch()
+            self.device.queue.finish()
+
+        run(0)
+        return host_time(run, 5 if self.events else self.repeats) / count
+
     def add(self, row: Row) -> None:
         """Fill in what follows from the time, keep the row and print it."""
         row.gbps = row.bytes_moved / row.us / 1e3

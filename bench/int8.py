@@ -73,19 +73,6 @@ def bench_product(bench: Bench, M: int, N: int, K: int) -> None:
             bench.add(Row("int8", name, us, case.bytes_moved, case.flops, error=error, peers=peers))
 
 
-def _several(bench: Bench, launch: Callable[[], Any]) -> float:
-    """Median microseconds of work that is several kernels: of runs of ten on GPUs, of single ones on CPUs."""
-    count = 10 if bench.events else 1
-
-    def run(_turn: int) -> None:
-        for _ in range(count):
-            launch()
-        bench.device.queue.finish()
-
-    run(0)
-    return host_time(run, 5 if bench.events else bench.repeats) / count
-
-
 def _dense_step(tokens: int, rows: int, columns: int) -> dict[str, float]:
     """A step of nn.Linear with AdamW: forward, backward, update."""
     on_cuda = torch.cuda.is_available()
@@ -155,12 +142,12 @@ def bench_layer(bench: Bench, tokens: int, rows: int, columns: int) -> None:
     for op, (launch, result, expected) in work.items():
         launch()
         error = mismatches({"result": result.rows(64)}, {"result": expected().numpy()})
-        us = _several(bench, launch)
+        us = bench.time_several(launch)
         case = layer_case(op, tokens, rows, columns, True)
         bench.add(Row("int8", f"{op} {size}", us, case.bytes_moved, case.flops, error=error))
     peers = _dense_step(tokens, rows, columns)
     flops = 6 * tokens * rows * columns
-    bench.add(Row("int8", f"step {size}", _several(bench, step), flops=flops, error="as above", peers=peers))
+    bench.add(Row("int8", f"step {size}", bench.time_several(step), flops=flops, error="as above", peers=peers))
 
 
 def bench_ternary(bench: Bench, rows: int, columns: int) -> None:

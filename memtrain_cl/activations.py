@@ -21,7 +21,7 @@ from memtrain_cl.bridge import is_known
 from memtrain_cl.errors import NotFinite
 from memtrain_cl.formats import check_bits, stream_seed
 from memtrain_cl.homes import operand_of
-from memtrain_cl.ops.stochastic import restore_rows, save_rows
+from memtrain_cl.ops.saved_rows import restore_rows, save_rows
 
 #: Tensors of fewer elements are left as they are, and those with rows of fewer, whose scales would cost too much.
 MIN_NUMEL = 4096

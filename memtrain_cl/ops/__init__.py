@@ -14,13 +14,12 @@ from memtrain_cl.ops.matmul_int8 import (
     int8_product,
 )
 from memtrain_cl.ops.proxy import proxy_moments
+from memtrain_cl.ops.saved_rows import restore_rows, save_rows
 from memtrain_cl.ops.stochastic import (
     dequantize_codes,
     pack_int4,
     quantize_codes,
     quantize_int8,
-    restore_rows,
-    save_rows,
     stochastic_quantize,
     unpack_int4,
 )

@@ -6,7 +6,6 @@ Signatures, formulas and results are those of `memtrain_cl.reference.stochastic`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,17 @@ import torch
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
-from memtrain_cl.errors import NotFinite
-from memtrain_cl.faults import faults_of, row_not_finite
+from memtrain_cl.faults import faults_of
 from memtrain_cl.formats import check_bits, code_levels
-from memtrain_cl.homes import operand_of, pooled
+from memtrain_cl.homes import pooled
 from memtrain_cl.operand import Operand, contiguous_strides
 from memtrain_cl.ops.launch import ready_device, require_dtype, require_tensor, require_together
 from memtrain_cl.ops.rows import FLOATING, aligned_rows
 from memtrain_cl.ops.stochastic_plan import Columns, Rows, Style, launch_scale, render_kernel
 from memtrain_cl.tuning import ceil_div, flat_shape, groups_share_rows
 
-_FLOATING = tuple(getattr(torch, name) for name in FLOATING)
+#: torch's types of what can be quantised.
+FLOATING_DTYPES = tuple(getattr(torch, name) for name in FLOATING)
 
 
 def launch_quantize(
@@ -65,7 +64,7 @@ def launch_quantize(
     style = Style(x.element, stored, seed is not None, multiplier is not None)
     if inner == 1:
         # Transposed, it lies as it did.
-        return _launch_rows(device, style, x, codes, scale, outer, length, bits, seed or 0, multiplier, index_base)
+        return launch_rows(device, style, x, codes, scale, outer, length, bits, seed or 0, multiplier, index_base)
     factors = () if multiplier is None else (multiplier,)
     aligned = aligned_rows(inner, x) and min(codes.alignment, scale.alignment) >= 16 and index_base % 4 == 0
     columns = Columns(device, style, outer, length, inner, aligned=aligned)
@@ -78,7 +77,7 @@ def launch_quantize(
     return columns.launch(name, *x.place, *factors, scale, codes, extra=chance, whole_words=words)
 
 
-def _launch_rows(
+def launch_rows(
     device: Device,
     style: Style,
     x: Operand,
@@ -112,7 +111,7 @@ def _launch_rows(
     return rows.launch("scaled_rows", *x.place, *factors, codes, scale, extra=chance)
 
 
-def _launch_dequantize(
+def launch_dequantize(
     device: Device, style: Style, codes: DeviceArray, scale: DeviceArray, y: DeviceArray, view: tuple[int, int, int]
 ) -> Any:
     """Enqueue y [outer, length, inner] = codes * scale [outer, inner]; the launch's event."""
@@ -124,7 +123,7 @@ def _launch_dequantize(
     return columns.launch("dequantize_columns", codes, scale, y)
 
 
-def _launch_nibbles(device: Device, name: str, source: DeviceArray, target: DeviceArray, n: int) -> Any:
+def launch_nibbles(device: Device, name: str, source: DeviceArray, target: DeviceArray, n: int) -> Any:
     """Enqueue pack_int4 or unpack_int4 of n codes; the launch's event."""
     global_size, per = flat_shape(device.info, ceil_div(n, 8))
     shape = {"GPU": int(groups_share_rows(device.info)), "LANES": 1, "SLOTS": 1, "HELD": 0, "ALIGNED": 0}
@@ -132,23 +131,25 @@ def _launch_nibbles(device: Device, name: str, source: DeviceArray, target: Devi
     return kernel(global_size, None, source, target, np.uint64(n), np.uint64(per))
 
 
-def _name(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
+    """An element's name."""
     return str(dtype).removeprefix("torch.")
 
 
-def _operand(array: DeviceArray, tensor: torch.Tensor) -> Operand:
+def operand_from(array: DeviceArray, tensor: torch.Tensor) -> Operand:
     """The operand of a visit's array of `tensor`'s values."""
-    return Operand(array, array.shape, contiguous_strides(array.shape), 0, _name(tensor.dtype), contiguous=True)
+    return Operand(array, array.shape, contiguous_strides(array.shape), 0, name_of(tensor.dtype), contiguous=True)
 
 
-def _require(x: Any, bits: Any, seed: Any) -> int:
-    require_dtype("x", x, *_FLOATING)
+def require_numbers(x: Any, bits: Any, seed: Any) -> int:
+    """The bits as an int, once x, bits and seed (None: not given) are such as can be quantised."""
+    require_dtype("x", x, *FLOATING_DTYPES)
     if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 1 << 32):
         raise ValueError(f"expected a seed in 0..2^32-1, got {seed!r}")
     return check_bits(bits)
 
 
-def _least_scale(shape: tuple[int, ...], bits: int, like: torch.Tensor) -> torch.Tensor:
+def least_scale(shape: tuple[int, ...], bits: int, like: torch.Tensor) -> torch.Tensor:
     """Scales of rows without elements."""
     least = np.float32(1e-12) / np.float32(code_levels(bits))
     return torch.full(shape, float(least), dtype=torch.float32, device=like.device)
@@ -169,7 +170,7 @@ def quantize_int8(
     float32, one number a place of the row, [N] for dim 1 and [M] for dim 0; x times it is what is quantised.
     index_base: the index of x's first element, which the rounding hashes.
     """
-    _require(x, 8, seed)
+    require_numbers(x, 8, seed)
     if x.ndim != 2 or dim not in (0, 1) or (transposed and dim == 1):
         raise ValueError(f"expected x [M, N] and dim 1, or dim 0 also transposed; got {list(x.shape)}, dim {dim!r}")
     if multiplier is not None:
@@ -179,7 +180,7 @@ def quantize_int8(
     shape = (N, M) if transposed else (M, N)
     if x.numel() == 0:
         codes = torch.empty(shape, dtype=torch.int8, device=x.device)
-        return codes, _least_scale((x.shape[1 - dim],), 8, x)
+        return codes, least_scale((x.shape[1 - dim],), 8, x)
     device = ready_device(x)
     outer, length, inner = (M, N, 1) if dim == 1 else (1, M, N)
     with Crossing(device, x) as cross:
@@ -187,7 +188,7 @@ def quantize_int8(
         scale, scale_array = cross.output((outer * inner,))
         launch_quantize(
             device,
-            _operand(cross.read(x), x),
+            operand_from(cross.read(x), x),
             codes_array,
             scale_array,
             outer=outer,
@@ -224,20 +225,20 @@ def quantize_codes(
     x: float32, float16 or bfloat16. codes: of x's shape, int8 to 8 bits and int16 to 15, in +-(2^(bits-1) - 1). scale:
     float32, x's shape with 1 at `dim`. A row that is not finite has codes 0 and scale NaN. seed None draws one.
     """
-    bits = _require(x, bits, seed)
+    bits = require_numbers(x, bits, seed)
     outer, length, inner = _view(x.shape, dim)
     shape = tuple(x.shape)
     scales = tuple(1 if place == dim % x.ndim else size for place, size in enumerate(shape))
     stored = torch.int8 if bits <= 8 else torch.int16
     if x.numel() == 0:
-        return torch.empty(shape, dtype=stored, device=x.device), _least_scale(scales, bits, x)
+        return torch.empty(shape, dtype=stored, device=x.device), least_scale(scales, bits, x)
     device = ready_device(x)
     with Crossing(device, x) as cross:
         codes, codes_array = cross.output(shape, stored)
         scale, scale_array = cross.output(scales)
         launch_quantize(
             device,
-            _operand(cross.read(x), x),
+            operand_from(cross.read(x), x),
             codes_array,
             scale_array,
             outer=outer,
@@ -268,8 +269,8 @@ def _dequantized(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -
     device = ready_device(codes)
     with Crossing(device, codes) as cross:
         result, target = cross.output(tuple(codes.shape), dtype)
-        style = Style(_name(dtype), _name(codes.dtype))
-        _launch_dequantize(device, style, cross.read(codes), cross.read(scale), target, view)
+        style = Style(name_of(dtype), name_of(codes.dtype))
+        launch_dequantize(device, style, cross.read(codes), cross.read(scale), target, view)
     return result
 
 
@@ -310,80 +311,5 @@ def _nibbles(name: str, source: torch.Tensor, n: int, size: int, dtype: torch.dt
     device = ready_device(source)
     with Crossing(device, source) as cross:
         result, target = cross.output((size,), dtype)
-        _launch_nibbles(device, name, cross.read(source), target, n)
-    return result
-
-
-def save_rows(x: torch.Tensor, bits: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(codes, scale) of x [M, n] for `restore_rows`, stochastically: bits + 16/n bits an element from 4 bits on.
-
-    codes: to 4 bits packed as `pack_int4` does, flat uint8; to 8 int8 [M, n]; to 15 int16 [M, n]. scale: bfloat16 [M],
-    max |x| / (2^(bits-1) - 1) rounded up, so that no element lies beyond the codes. NotFinite (a ValueError) for a row
-    that is not finite, or whose largest magnitude the scale cannot give back; for tensors on "opencl" at the next wait.
-    """
-    bits = _require(x, bits, seed)
-    if x.ndim != 2:
-        raise ValueError(f"expected x [M, n], got {list(x.shape)}")
-    M, n = x.shape
-    count = x.numel()
-    packed = bits <= 4
-    shape = (ceil_div(count, 2),) if packed else (M, n)
-    stored = torch.uint8 if packed else torch.int8 if bits <= 8 else torch.int16
-    if count == 0:
-        codes = torch.empty(shape, dtype=stored, device=x.device)
-        return codes, _least_scale((M,), bits, x).to(torch.bfloat16)
-    device = ready_device(x)
-    waits = operand_of(x) is None
-    with Crossing(device, x) as cross:
-        codes, target = cross.output(shape, stored)
-        scale, scales = cross.output((M,), torch.bfloat16)
-        source = _operand(cross.read(x), x)
-        # Pairs of rows of an odd length cross from row to row.
-        apart = packed and n % 2 == 1
-        name = "int8" if apart else "int4" if packed else _name(stored)
-        own = cross.scratch((M, n), np.int8) if apart else target
-        style = Style(source.element, name, stochastic=True, save=True)
-        _launch_rows(device, style, source, own, scales, M, n, bits, seed, reports=not waits)
-        if apart:
-            _launch_nibbles(device, "pack_int4", own, target, count)
-    if waits:
-        wrong = torch.isnan(scale).nonzero()
-        if len(wrong):
-            raise NotFinite(row_not_finite(int(wrong[0])))
-    return codes, scale
-
-
-def restore_rows(
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    bits: int,
-    shape: Sequence[int],
-    *,
-    dtype: torch.dtype = torch.float32,
-) -> torch.Tensor:
-    """[M, n] = codes * scale from what `save_rows` gave, each product rounded to float32, then to `dtype`."""
-    bits = check_bits(bits)
-    M, n = shape
-    packed = bits <= 4
-    if packed:
-        require_tensor("codes", codes, torch.uint8, (ceil_div(M * n, 2),))
-    else:
-        require_tensor("codes", codes, torch.int8 if bits <= 8 else torch.int16, (M, n))
-    require_tensor("scale", scale, torch.bfloat16, (M,))
-    require_together(codes=codes, scale=scale)
-    if dtype not in _FLOATING:
-        raise TypeError(f"expected dtype as {' or '.join(map(str, _FLOATING))}, got {dtype}")
-    if M * n == 0:
-        return torch.empty((M, n), dtype=dtype, device=codes.device)
-    device = ready_device(codes)
-    with Crossing(device, codes) as cross:
-        result, target = cross.output((M, n), dtype)
-        source = cross.read(codes)
-        name = "int4" if packed else _name(codes.dtype)
-        if packed and n % 2 == 1:
-            own = cross.scratch((M, n), np.int8)
-            _launch_nibbles(device, "unpack_int4", source, own, M * n)
-            source, name = own, "int8"
-        style = Style(_name(dtype), name, save=True)
-        _launch_dequantize(device, style, source, cross.read(scale), target, (M, n, 1))
+        launch_nibbles(device, name, cross.read(source), target, n)
     return result
