@@ -179,7 +179,7 @@ def test_empty_in_empty_out_without_a_kernel(empty: str, monkeypatch: pytest.Mon
     def refuse() -> None:
         raise AssertionError("a kernel was asked for")
 
-    for room in ("counter", "matmul"):
+    for room in ("codec", "counter", "from_io", "matmul_counter"):
         monkeypatch.setattr(f"memtrain_cl.ops.{room}.ready_device", refuse)
     m, out, n = (0 if empty == name else size for name, size in (("tokens", 3), ("rows", 5), ("columns", 8)))
     x, grad_out, scale, v = torch.ones(m, n), torch.ones(m, out), torch.ones(out, 1), torch.ones(out, 1)
@@ -194,6 +194,7 @@ def test_empty_in_empty_out_without_a_kernel(empty: str, monkeypatch: pytest.Mon
     assert torch.equal(ops.counter_forward(x, state, scale, C=C, packed=True), torch.zeros(m, out))
     assert torch.equal(ops.counter_grad_input(grad_out, state, scale, n, C=C, packed=True), torch.zeros(m, n))
     assert torch.equal(ops.grad_weight(grad_out, x), torch.zeros(out, n))
+    ops.counter_update_from_io_(state, scale, v, x, grad_out, totals, RULE, seed=0)
     grad_x = ops.counter_backward_(x, grad_out, state, scale, v, totals, RULE, seed=0)
     assert grad_x is not None
     assert torch.equal(grad_x, torch.zeros(m, n))

@@ -47,7 +47,7 @@ def counter_update_from_io_(
 ) -> None:
     """One update in place of a whole layer from x float32 [M, in] and grad_out float32 [M, out].
 
-    The other arguments, and the errors, are those of `counter_update_`. ValueError too where a row's gradient is too
+    No tokens change nothing. The other arguments, and the errors, are those of `counter_update_`. ValueError too where a row's gradient is too
     long for the device to hold in a kernel.
     """
     require_tensor("x", x, torch.float32, (None, None))
@@ -55,7 +55,7 @@ def counter_update_from_io_(
     require_tensor("grad_out", grad_out, torch.float32, (x.shape[0], out))
     require_moments(g_sq, out, rule)
     require_together(x=x, grad_out=grad_out, state=state, g_sq=g_sq)
-    if out * x.shape[1] == 0:
+    if out * x.numel() == 0:
         return
     device = ready_device(state)
     with Crossing(device, state) as cross:

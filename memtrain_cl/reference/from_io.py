@@ -47,8 +47,10 @@ def counter_update_from_io_(
 ) -> None:
     """One update in place of a whole layer from x float32 [M, in] and grad_out float32 [M, out].
 
-    The other arguments are those of `counter_update_`.
+    No tokens change nothing. The other arguments are those of `counter_update_`.
     """
+    if x.shape[0] == 0:
+        return
     for row in range(0, grad_out.shape[1], _TILE):
         tile = grad_weight_in_order(grad_out[:, row : row + _TILE], x)
         counter_update_(
