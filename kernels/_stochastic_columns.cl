@@ -71,8 +71,12 @@ void scaled_transposed(${ARGUMENTS}, const ulong inner, const ulong columns, con
     __local uint tile[32 * 33];
     const uint lane = get_local_id(0);
     const uint deep = get_local_id(1);
-    const ulong q = get_global_id(0);
-    const uint begin = get_group_id(1) * ${TILE_ROWS};
+    // Groups lie along one dimension, the only one of which GPUs take any number.
+    const size_t strips = (inner + 31) / 32;
+    const size_t block = get_group_id(0) / strips;
+    const ulong q0 = (get_group_id(0) - block * strips) * 32;
+    const ulong q = q0 + lane;
+    const uint begin = (uint)block * ${TILE_ROWS};
     if (q < columns) {
         const float own_scale = scale[q];
         const float4 divisor = (float4)(divisor_of(own_scale));
@@ -96,7 +100,7 @@ void scaled_transposed(${ARGUMENTS}, const ulong inner, const ulong columns, con
     const uint l = begin + 4 * lane;
     if (l >= length) return;
     for (uint column = deep; column < 32; column += ${DEEP}) {
-        const ulong target = get_group_id(0) * 32 + column;
+        const ulong target = q0 + column;
         if (target < columns) {
             const uint word = tile[33 * column + lane];
             __global char *place = codes + target * length + l;

@@ -47,8 +47,8 @@ def counter_update_from_io_(
 ) -> None:
     """One update in place of a whole layer from x float32 [M, in] and grad_out float32 [M, out].
 
-    No tokens change nothing. The other arguments, and the errors, are those of `counter_update_`. ValueError too where a
-    row's gradient is too long for the device to hold in a kernel.
+    No tokens change nothing. The other arguments, and the errors, are those of `counter_update_`. ValueError too where
+    a row's gradient is too long for the device to hold in a kernel.
     """
     require_tensor("x", x, torch.float32, (None, None))
     out = require_update(state, scale, v, totals, x.shape[1], rule, seed, s_base=s_base, clock=clock, cache=cache)

@@ -116,10 +116,11 @@ class Columns:
         columns = self.outer * self.inner
         chunk = self.chunk
         if self.gpu:
-            step = 1 if name == "scaled_transposed" else self.step
-            groups = ceil_div(self.length, GPU_TILE[0]) if name == "scaled_transposed" else self.splits
-            global_size: tuple[int, ...] = (ceil_div(columns, WIDE * step) * WIDE, groups * self.deep)
-            local_size: tuple[int, ...] = (WIDE, self.deep)
+            local_size = (WIDE, self.deep)
+            global_size: tuple[int, ...] = (ceil_div(columns, WIDE * self.step) * WIDE, self.splits * self.deep)
+            if name == "scaled_transposed":
+                tiles = ceil_div(columns, GPU_TILE[1]) * ceil_div(self.length, GPU_TILE[0])
+                global_size = (tiles * WIDE, self.deep)
         else:
             local_size = (1, 1)
             if name == "absmax_columns":
