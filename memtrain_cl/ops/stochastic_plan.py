@@ -116,7 +116,7 @@ class Columns:
         columns = self.outer * self.inner
         chunk = self.chunk
         if self.gpu:
-            local_size = (WIDE, self.deep)
+            local_size: tuple[int, ...] = (WIDE, self.deep)
             global_size: tuple[int, ...] = (ceil_div(columns, WIDE * self.step) * WIDE, self.splits * self.deep)
             if name == "scaled_transposed":
                 tiles = ceil_div(columns, GPU_TILE[1]) * ceil_div(self.length, GPU_TILE[0])
