@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import aten, attention, counter, int8, matmul, model, sharing, stochastic
+from bench import aten, attention, counter, int8, layer, matmul, model, sharing, stochastic
 from bench.harness import Bench
 from memtrain_cl.device import get_device, use_device
 
@@ -14,6 +14,7 @@ FAMILIES = {
     "attention": attention.run,
     "counter": counter.run,
     "int8": int8.run,
+    "layer": layer.run,
     "matmul": matmul.run,
     "model": model.run,
     "sharing": sharing.run,
