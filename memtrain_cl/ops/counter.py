@@ -254,6 +254,23 @@ def require_moments(g_sq: torch.Tensor | None, out: int, rule: CounterRule) -> N
         raise ValueError(f"expected g_sq for rms_mode='proxy' alone, got it for {rule.rms_mode!r}")
 
 
+def optional_arrays(
+    cross: Crossing,
+    rule: CounterRule,
+    s_base: torch.Tensor | None,
+    g_sq: torch.Tensor | None,
+    clock: torch.Tensor | None,
+    cache: torch.Tensor | None,
+) -> dict[str, DeviceArray | None]:
+    """What an update's options bring, across the bridge, by the names that the launchers give it."""
+    return {
+        "s_base": cross.update(s_base) if s_base is not None and rule.scale_rebase == "lazy" else None,
+        "g_sq": None if g_sq is None else cross.read(g_sq),
+        "clock": None if clock is None else cross.read(clock),
+        "cache": None if cache is None else cross.update(cache),
+    }
+
+
 def counter_update_(
     state: torch.Tensor,
     scale: torch.Tensor,
@@ -307,10 +324,7 @@ def counter_update_(
             seed=seed,
             row_offset=row_offset,
             index_base=base,
-            s_base=cross.update(s_base) if s_base is not None and rule.scale_rebase == "lazy" else None,
-            g_sq=None if g_sq is None else cross.read(g_sq),
-            clock=None if clock is None else cross.read(clock),
-            cache=None if cache is None else cross.update(cache),
+            **optional_arrays(cross, rule, s_base, g_sq, clock, cache),
         )
 
 

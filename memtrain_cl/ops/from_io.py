@@ -10,7 +10,7 @@ import torch
 from memtrain_cl.bridge import Crossing, device_for
 from memtrain_cl.formats import CounterRule
 from memtrain_cl.memory import pool_of
-from memtrain_cl.ops.counter import launch_update_from_io, require_moments, require_update
+from memtrain_cl.ops.counter import launch_update_from_io, optional_arrays, require_moments, require_update
 from memtrain_cl.ops.launch import ready_device, require_tensor, require_together
 from memtrain_cl.tuning import from_io_shape
 
@@ -69,10 +69,7 @@ def counter_update_from_io_(
             cross.update(totals),
             rule,
             seed=seed,
-            s_base=cross.update(s_base) if s_base is not None and rule.scale_rebase == "lazy" else None,
-            g_sq=None if g_sq is None else cross.read(g_sq),
-            clock=None if clock is None else cross.read(clock),
-            cache=None if cache is None else cross.update(cache),
+            **optional_arrays(cross, rule, s_base, g_sq, clock, cache),
         )
 
 
