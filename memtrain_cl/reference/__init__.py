@@ -31,6 +31,7 @@ from memtrain_cl.reference.matmul_int8 import (
     grad_weight_int8,
     int8_product,
 )
+from memtrain_cl.reference.profile import decode_profile, encode_profile
 from memtrain_cl.reference.proxy import proxy_moments
 from memtrain_cl.reference.stochastic import (
     dequantize_codes,
@@ -56,10 +57,12 @@ __all__ = [
     "counter_update_from_io_hashsr",
     "counter_update_hashsr",
     "decode_dense",
+    "decode_profile",
     "decode_state",
     "decode_ternary",
     "dequantize_codes",
     "effective_bits",
+    "encode_profile",
     "encode_state",
     "grad_weight",
     "grad_weight_int8",
