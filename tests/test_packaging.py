@@ -25,6 +25,7 @@ PACKAGE = ROOT / "memtrain_cl"
 
 #: A room imports rooms of its own level or below. `reference` stands beside this order: see REFERENCE_IMPORTS.
 LEVELS = {
+    "adam_rule": 0,
     "elements": 0,
     "errors": 0,
     "formats": 0,
@@ -68,7 +69,7 @@ LEVELS = {
     "lm": 5,
     "cli": 6,
 }
-REFERENCE_IMPORTS = {"errors", "formats", "reference"}
+REFERENCE_IMPORTS = {"adam_rule", "errors", "formats", "reference"}
 #: The oracle checks the launchers and must not lean on them, nor they on it; commands compare the two, a layer packs
 #: its first state with the oracle's codec, since making a layer opens no device.
 REFERENCE_USERS = {"cli", "nn", "reference", "verify", "verify_int8", "verify_stochastic"}
