@@ -49,7 +49,9 @@ LEVELS = {
     "ops": 3,
     "case": 3,
     "cases": 3,
+    "cases_adam": 3,
     "cases_aten": 3,
+    "cases_blockwise": 3,
     "cases_int8": 3,
     "cases_stochastic": 3,
     "torch_device": 4,
@@ -59,7 +61,9 @@ LEVELS = {
     "verify": 4,
     "activation_rules": 4,
     "activations": 4,
+    "verify_adam": 4,
     "verify_aten": 4,
+    "verify_blockwise": 4,
     "verify_random": 4,
     "verify_int8": 4,
     "verify_stochastic": 4,
@@ -69,10 +73,19 @@ LEVELS = {
     "lm": 5,
     "cli": 6,
 }
-REFERENCE_IMPORTS = {"adam_rule", "errors", "formats", "reference"}
+REFERENCE_IMPORTS = {"adam_rule", "code_maps", "errors", "formats", "reference"}
 #: The oracle checks the launchers and must not lean on them, nor they on it; commands compare the two, a layer packs
 #: its first state with the oracle's codec, since making a layer opens no device.
-REFERENCE_USERS = {"cli", "nn", "reference", "verify", "verify_int8", "verify_stochastic"}
+REFERENCE_USERS = {
+    "cli",
+    "nn",
+    "reference",
+    "verify",
+    "verify_adam",
+    "verify_blockwise",
+    "verify_int8",
+    "verify_stochastic",
+}
 MAX_LINES = 500
 
 
