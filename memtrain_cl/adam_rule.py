@@ -24,12 +24,23 @@ SKIPS = ("tensor", "block")
 GRADIENT_MAX = 2.0**63
 #: The least eps, a normal float32: a quotient of zeros is then zero.
 EPS_MIN = 2.0**-126
+#: The most that `AdamStep.bound` is, in units of lr: only a beta2 below beta1^2 comes near.
+LONGEST_STEP = 1000.0
 #: Ranks within a block are bytes.
 PROFILE_BLOCK_MAX = 256
 
 #: The uses of chance in a step, each a stream of random numbers of its own: weights of fewer than 32 bits rounded as
 #: they are written, and the codes of the two moments where they are rounded stochastically.
 STREAM_WEIGHT, STREAM_EXP_AVG, STREAM_EXP_AVG_SQ = 7, 8, 9
+
+
+def _geometric_sum(ratio: float, terms: int) -> float:
+    """1 + ratio + ratio^2 ...; infinite where it is beyond e^100."""
+    if terms == 1 or ratio == 1.0:
+        return float(terms)
+    if ratio > 1.0 and terms * math.log(ratio) > 100.0:
+        return math.inf
+    return (1.0 - ratio**terms) / (1.0 - ratio)
 
 
 @dataclass(frozen=True)
@@ -94,8 +105,18 @@ class AdamStep:
 
     @property
     def bound(self) -> float:
-        """lr * max(1, (1 - beta1)/sqrt(1 - beta2)), the longest step of dense Adam, to which profiles keep."""
-        return float(self.lr) * max(1.0, (1.0 - float(self.beta1)) / math.sqrt(1.0 - float(self.beta2)))
+        """The longest step that dense Adam can take, to which steps on codes are held: lr times
+
+            (1 - beta1)/(1 - beta1^step) * sqrt((1 - beta2^step)/(1 - beta2) * sum of (beta1^2/beta2)^k, 0 <= k < step)
+
+        which is 1 at the first step and 7.3 at last with the usual betas, and at most `LONGEST_STEP` here. (Cauchy and
+        Schwarz: m and v are sums of the same gradients, with these weights and their squares.)
+        """
+        beta1, beta2, step = float(self.beta1), float(self.beta2), int(self.step)
+        total = _geometric_sum(beta1 * beta1 / beta2 if beta2 else math.inf if beta1 else 0.0, step)
+        spread = (1.0 - beta2**step) / (1.0 - beta2) * total
+        longest = (1.0 - beta1) / (1.0 - beta1**step) * math.sqrt(spread)
+        return float(self.lr) * min(longest, LONGEST_STEP)
 
     def seed_of(self, seed: int, stream: int) -> int:
         """The seed of a stream in this step, of a tensor whose own seed is `seed`; uint32."""

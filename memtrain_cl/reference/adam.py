@@ -7,7 +7,7 @@ With everything in float32 and each operation rounded, in this order (constants 
     m = beta1*m + (1 - beta1)*g
     v = beta2*(s*s) + (1 - beta2)*(g*g);   s = sqrt(v)                  with code "dense": beta2*v, v itself is held
     q = (step_size*m) / (s/root2 + eps)
-    profile: q = clamp(q, -bound, bound), bound = lr*max(1, (1 - beta1)/sqrt(1 - beta2))
+    codes other than "dense": q = clamp(q, -bound, bound)      bound = `AdamStep.bound`, the longest step of dense Adam
     p = p - q                           step_size = lr/(1 - beta1^step), root2 = sqrt(1 - beta2^step)
 
 m and s are what their codes give, and the new ones are encoded: sqrt(v) is held, not v, and one above zero keeps a code
@@ -118,7 +118,7 @@ def _step(tensor: AdamTensor, rule: AdamStep, tables: Tables | tuple[None, None]
     v = _float32(rule.beta2) * v + _float32(1.0 - rule.beta2) * (g * g)
     s = _sqrt(v)
     q = (_float32(rule.step_size) * m) / (s / _float32(rule.root2) + _float32(rule.eps))
-    if rule.code == "profile":
+    if rule.code != "dense":
         q = torch.clamp(q, -_float32(rule.bound), _float32(rule.bound))
     p = p - q
 
