@@ -76,12 +76,12 @@ class AdamStep:
                 raise ValueError(f"expected {name} as a number {lowest:g}..{highest:g}, got {value!r}")
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
-            if not (isinstance(value, numbers.Real) and 0.0 <= value < 1.0):
+            if not (isinstance(value, numbers.Real) and 0.0 <= float(value) < 1.0):
                 raise ValueError(f"expected {name} in [0, 1), got {value!r}")
         for name in ("step", "block_size"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-                raise ValueError(f"expected {name} as an integer >= 1, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 1 <= int(value) < 1 << 31:
+                raise ValueError(f"expected {name} as an integer in 1..2^31-1, got {value!r}")
         for name, known in (("code", MOMENT_CODES), ("skip", SKIPS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"expected {name} as one of {', '.join(known)}, got {getattr(self, name)!r}")
