@@ -1,13 +1,13 @@
 <%doc>
 Codes of few bits in memory, a vector of WIDTH as numbers at a time. Expects GPU, ALIGNED (GPU: rows begin on four elements) and CODES:
-"int8", "int16", or "int4", two codes in a byte, lo | hi << 4, each as code + 8; its rows have an even length.
+"int8", "uint8", "int16", or "int4", two codes in a byte, lo | hi << 4, each as code + 8; its rows have an even length.
 
 put_codes(p, at, left, codes)    writes the first `left` of them as elements at, at + 1, ... of p; where ALIGNED all of them
 take_codes(p, at, left)          reads them
 </%doc>
 <%
 WIDTH = 4 if GPU else 8
-CODE = {"int8": "char", "int16": "short", "int4": "uchar"}[CODES]
+CODE = {"int8": "char", "uint8": "uchar", "int16": "short", "int4": "uchar"}[CODES]
 %>
 // Added to a small whole number, it leaves that in two's complement in the low bits.
 #define WHOLE_MAGIC 12582912.0f

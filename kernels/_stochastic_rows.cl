@@ -43,23 +43,8 @@ def values(j, left):
 % endif
 </%def>
 % if GPU:
-<% STAGE = first_stage(LANES) %>
-// The largest value of a row's work-items, in all of them.
-inline uint lanes_max(uint value, __local uint *own, uint lane) {
-    own[lane] = value;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (lane < ${STAGE}) {
-        uint most = own[lane];
-        #pragma unroll
-        for (uint i = 1; i < ${LANES // STAGE}; i++) most = max(most, own[lane + ${STAGE} * i]);
-        own[${LANES} + lane] = most;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    uint most = own[${LANES}];
-    #pragma unroll
-    for (uint i = 1; i < ${STAGE}; i++) most = max(most, own[${LANES} + i]);
-    return most;
-}
+<% MOST = "uint" %>
+#include "_lanes_max.cl"
 
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
 void ${ROWS_KERNEL}(${ARGUMENTS}, const uint n, const uint spans, const uint per, const uint splits, const uint length${CHANCE}${REPORTS}) {
@@ -69,7 +54,7 @@ void ${ROWS_KERNEL}(${ARGUMENTS}, const uint n, const uint spans, const uint per
     // For the sake of the barriers no work-item leaves before them.
     const uint within = span < spans;
 % if SCANS:
-    __local uint scratch[${SLOTS * (LANES + STAGE)}];
+    __local uint scratch[${SLOTS * (LANES + MOST_STAGE)}];
     uint4 most_4 = (uint4)(0);
 % endif
     ${span_begins()}
@@ -90,7 +75,7 @@ void ${ROWS_KERNEL}(${ARGUMENTS}, const uint n, const uint spans, const uint per
         most_4 = max(most_4, magnitudes(${values("4 * unit", "count - 4 * unit")}));
     }
 % endif
-    const uint most = lanes_max(highest(most_4), scratch + slot * ${LANES + STAGE}, lane);
+    const uint most = lanes_max(highest(most_4), scratch + slot * ${LANES + MOST_STAGE}, lane);
 % endif
 % if NAME == "absmax_rows":
     if (lane == 0 && within) parts[span] = most;

@@ -20,6 +20,7 @@ from typing import Any
 from memtrain_cl._resources import kernels_dir
 from memtrain_cl.case import Case
 from memtrain_cl.cases_aten import aten_cases
+from memtrain_cl.cases_blockwise import blockwise_cases
 from memtrain_cl.cases_int8 import int8_cases
 from memtrain_cl.cases_stochastic import stochastic_cases
 from memtrain_cl.formats import CounterRule, check_c, state_row_bytes
@@ -347,6 +348,7 @@ CASES: tuple[Case, ...] = (
     *_probe_cases(),
     *int8_cases(),
     *stochastic_cases(),
+    *blockwise_cases(),
     *aten_cases(),
 )
 

@@ -26,6 +26,7 @@ from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_devi
 from memtrain_cl.formats import code_count
 from memtrain_cl.probe import faults
 from memtrain_cl.tuning import groups_share_rows
+from memtrain_cl.verify_blockwise import CHECKS as OF_BLOCKS
 from memtrain_cl.verify_int8 import CHECKS as OF_CODES
 from memtrain_cl.verify_stochastic import CHECKS as OF_ROWS
 
@@ -241,6 +242,7 @@ CHECKS: dict[str, Callable[[Case], Comparison]] = {
     "faults": check_probe,
     **OF_CODES,
     **OF_ROWS,
+    **OF_BLOCKS,
 }
 
 

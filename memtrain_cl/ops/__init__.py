@@ -1,6 +1,12 @@
 """One launcher a kernel: check the input, cross the bridge, launch. Names and signatures as `memtrain_cl.reference`."""
 
 from memtrain_cl.formats import effective_bits
+from memtrain_cl.ops.blockwise import (
+    dequantize_blockwise,
+    dequantize_int8_blockwise,
+    quantize_blockwise,
+    quantize_int8_blockwise,
+)
 from memtrain_cl.ops.cache import refresh_cache_
 from memtrain_cl.ops.clock import advance_clock_, observe_clock_
 from memtrain_cl.ops.codec import decode_dense, pack_codes, unpack_codes
@@ -38,7 +44,9 @@ __all__ = [
     "counter_update_hashsr",
     "decode_dense",
     "decode_ternary",
+    "dequantize_blockwise",
     "dequantize_codes",
+    "dequantize_int8_blockwise",
     "effective_bits",
     "grad_weight",
     "grad_weight_int8",
@@ -47,8 +55,10 @@ __all__ = [
     "pack_codes",
     "pack_int4",
     "proxy_moments",
+    "quantize_blockwise",
     "quantize_codes",
     "quantize_int8",
+    "quantize_int8_blockwise",
     "refresh_cache_",
     "restore_rows",
     "row_statistics",

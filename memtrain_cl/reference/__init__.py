@@ -4,6 +4,12 @@ It favours simplicity over speed, shares no code with the launchers, and imports
 """
 
 from memtrain_cl.formats import effective_bits
+from memtrain_cl.reference.blockwise import (
+    dequantize_blockwise,
+    dequantize_int8_blockwise,
+    quantize_blockwise,
+    quantize_int8_blockwise,
+)
 from memtrain_cl.reference.cache import refresh_cache_
 from memtrain_cl.reference.clock import advance_clock_, observe_clock_
 from memtrain_cl.reference.codes import (
@@ -60,7 +66,9 @@ __all__ = [
     "decode_profile",
     "decode_state",
     "decode_ternary",
+    "dequantize_blockwise",
     "dequantize_codes",
+    "dequantize_int8_blockwise",
     "effective_bits",
     "encode_profile",
     "encode_state",
@@ -72,8 +80,10 @@ __all__ = [
     "pack_codes",
     "pack_int4",
     "proxy_moments",
+    "quantize_blockwise",
     "quantize_codes",
     "quantize_int8",
+    "quantize_int8_blockwise",
     "refresh_cache_",
     "restore_rows",
     "row_statistics",

@@ -6,9 +6,9 @@ and each operation rounded; |x| < 2^-126 counts as 0:
     most = max |x| of the block;   a block of most < 127 * 2^-126 is a zero block: scale 1, every code that of 0
     linear   scale = most / 127,  y = x / scale,  code = y rounded half to even, or floor(y) + (u < y - floor(y));
              clamped to +-127; back: code * scale
-    dynamic  scale = most,  y = x / scale,  code = the place in `memtrain_cl.code_maps.dynamic_map` of the number nearest
-             to y (turning at the midpoints (map[i] + map[i+1]) / 2, rounded to float32, and where y is one of them to the
-             even place), or of its neighbours lo <= y < hi the upper one where u < (y - lo) / (hi - lo);
+    dynamic  scale = most,  y = x / scale,  code = the place in `memtrain_cl.code_maps.dynamic_map` of the number
+             nearest to y (turning at the midpoints (map[i] + map[i+1]) / 2, rounded to float32, and where y is one of
+             them to the even place), or of its neighbours lo <= y < hi the upper one where u < (y - lo) / (hi - lo);
              back: map[code] * scale
     u = uniform01(seed ^ hash_u32(i)), i the element's flat index (lo ^ hash_u32(hi) of its halves)
 

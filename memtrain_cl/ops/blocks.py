@@ -1,0 +1,92 @@
+"""How kernels over blocks of consecutive elements are launched, and the map that their codes may need on the device.
+
+A work-group of a GPU takes one block, or several short ones, with the block in registers; a work-item of a CPU takes
+some blocks in a row.
+
+Unproven: how the shapes fare on GPUs other than NVIDIA's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memtrain_cl.array import DeviceArray, from_numpy
+from memtrain_cl.code_maps import dynamic_map, dynamic_midpoints
+from memtrain_cl.device import Device
+from memtrain_cl.errors import UnsupportedDevice
+from memtrain_cl.ops.launch import SIZE_LIMIT
+from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
+
+#: Work-items that share a block: few sizes, since each is a program to build.
+LANES = (4, 16, 64, 256)
+#: Vectors of four elements that an item keeps in registers: few for most blocks, twice as many for one size more.
+HELD = 2
+#: Items of a work-group at least, made of several short blocks.
+GROUP = 64
+#: Groups that a compute unit of a GPU gets where each has to read a map before its first block.
+GROUPS_PER_UNIT = 16
+#: Elements of a block that an item of a CPU keeps between reading and writing it.
+KEPT = 2048
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """constants: those of kernels/_rows.cl, and HELD (CPU: whether a block is kept). per: turns of a group or blocks of
+    a CPU's item.
+    """
+
+    constants: dict[str, int]
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...]
+    per: int
+
+
+def block_shape(device: Device, blocks: int, block_size: int, *, aligned: bool, mapped: bool) -> BlockShape:
+    """The shape for `blocks` blocks of block_size elements, both positive.
+
+    aligned: every block begins on four elements and ends so. mapped: codes are places in a map.
+    """
+    if block_size >= SIZE_LIMIT:
+        raise UnsupportedDevice(f"expected blocks of fewer than 2^31 elements, got {block_size}")
+    info = device.info
+    if not groups_share_rows(info):
+        per = ceil_div(blocks, info.compute_units * BLOCKS_PER_UNIT)
+        constants = {"GPU": 0, "LANES": 1, "SLOTS": 1, "HELD": int(block_size <= KEPT), "ALIGNED": 0}
+        return BlockShape(constants, (ceil_div(blocks, per),), (1,), per)
+    units = ceil_div(block_size, 4)
+    possible = [lanes for lanes in LANES if lanes <= info.max_work_group_size]
+    lanes = next((lanes for lanes in possible if lanes * HELD >= units), possible[-1])
+    held = next((held for held in (HELD, 2 * HELD) if lanes * held >= units), 0)
+    slots = max(1, GROUP // lanes)
+    groups = ceil_div(blocks, slots)
+    if mapped:
+        groups = min(groups, info.compute_units * GROUPS_PER_UNIT)
+    return BlockShape(
+        {"GPU": 1, "LANES": lanes, "SLOTS": slots, "HELD": held, "ALIGNED": int(aligned)},
+        (groups * lanes * slots,),
+        (lanes * slots,),
+        ceil_div(blocks, groups * slots),
+    )
+
+
+def map_of(device: Device, *, signed: bool) -> DeviceArray:
+    """The signed or the unsigned dynamic map and its midpoints, float32 [512], on the device."""
+    name = f"dynamic map, {'signed' if signed else 'unsigned'}"
+    if name not in device.kept:
+        device.kept[name] = from_numpy(device, _chart(signed))
+    found: DeviceArray = device.kept[name]
+    return found
+
+
+def maps_of(device: Device) -> DeviceArray:
+    """Both maps, the signed one first, float32 [1024]."""
+    if "dynamic maps" not in device.kept:
+        device.kept["dynamic maps"] = from_numpy(device, np.concatenate([_chart(True), _chart(False)]))
+    found: DeviceArray = device.kept["dynamic maps"]
+    return found
+
+
+def _chart(signed: bool) -> np.ndarray:
+    return np.concatenate([dynamic_map(signed), dynamic_midpoints(signed), np.zeros(1, np.float32)])
