@@ -22,6 +22,7 @@ from memtrain_cl.case import Case
 from memtrain_cl.cases_aten import aten_cases
 from memtrain_cl.cases_blockwise import blockwise_cases
 from memtrain_cl.cases_int8 import int8_cases
+from memtrain_cl.cases_profile import profile_cases
 from memtrain_cl.cases_stochastic import stochastic_cases
 from memtrain_cl.formats import CounterRule, check_c, state_row_bytes
 from memtrain_cl.program import expand_includes
@@ -348,12 +349,14 @@ CASES: tuple[Case, ...] = (
     *_probe_cases(),
     *int8_cases(),
     *stochastic_cases(),
+    *profile_cases(),
     *blockwise_cases(),
     *aten_cases(),
 )
 
 #: Kernels that a template names by a constant of its own, and the names that it then makes.
 _NAMED_BY_TEMPLATE = {
+    "PROFILE_KERNEL": ("encode_profile", "decode_profile", "standardize_profile", "profile_errors"),
     "attention_KERNEL": ("attention_grad_key", "attention_grad_value", "attention_grad_key_value"),
     "ROWS_KERNEL": ("quantize_rows", "absmax_rows", "scaled_rows", "dequantize_rows"),
     "COLUMNS_KERNEL": ("absmax_columns", "scaled_columns", "dequantize_columns"),

@@ -28,6 +28,7 @@ from memtrain_cl.probe import faults
 from memtrain_cl.tuning import groups_share_rows
 from memtrain_cl.verify_blockwise import CHECKS as OF_BLOCKS
 from memtrain_cl.verify_int8 import CHECKS as OF_CODES
+from memtrain_cl.verify_profile import CHECKS as OF_PROFILES
 from memtrain_cl.verify_stochastic import CHECKS as OF_ROWS
 
 
@@ -242,6 +243,7 @@ CHECKS: dict[str, Callable[[Case], Comparison]] = {
     "faults": check_probe,
     **OF_CODES,
     **OF_ROWS,
+    **OF_PROFILES,
     **OF_BLOCKS,
 }
 

@@ -53,6 +53,7 @@ LEVELS = {
     "cases_aten": 3,
     "cases_blockwise": 3,
     "cases_int8": 3,
+    "cases_profile": 3,
     "cases_stochastic": 3,
     "torch_device": 4,
     "_autoload": 4,
@@ -66,6 +67,7 @@ LEVELS = {
     "verify_blockwise": 4,
     "verify_random": 4,
     "verify_int8": 4,
+    "verify_profile": 4,
     "verify_stochastic": 4,
     "nn": 4,
     "optim": 4,
@@ -84,6 +86,7 @@ REFERENCE_USERS = {
     "verify_adam",
     "verify_blockwise",
     "verify_int8",
+    "verify_profile",
     "verify_stochastic",
 }
 MAX_LINES = 500

@@ -19,6 +19,7 @@ from memtrain_cl.ops.matmul_int8 import (
     grad_weight_int8,
     int8_product,
 )
+from memtrain_cl.ops.profile import decode_profile, encode_profile, pool_profile, profile_distance, profile_error
 from memtrain_cl.ops.proxy import proxy_moments
 from memtrain_cl.ops.saved_rows import restore_rows, save_rows
 from memtrain_cl.ops.stochastic import (
@@ -43,17 +44,22 @@ __all__ = [
     "counter_update_from_io_hashsr",
     "counter_update_hashsr",
     "decode_dense",
+    "decode_profile",
     "decode_ternary",
     "dequantize_blockwise",
     "dequantize_codes",
     "dequantize_int8_blockwise",
     "effective_bits",
+    "encode_profile",
     "grad_weight",
     "grad_weight_int8",
     "int8_product",
     "observe_clock_",
     "pack_codes",
     "pack_int4",
+    "pool_profile",
+    "profile_distance",
+    "profile_error",
     "proxy_moments",
     "quantize_blockwise",
     "quantize_codes",

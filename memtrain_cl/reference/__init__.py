@@ -37,7 +37,7 @@ from memtrain_cl.reference.matmul_int8 import (
     grad_weight_int8,
     int8_product,
 )
-from memtrain_cl.reference.profile import decode_profile, encode_profile
+from memtrain_cl.reference.profile import decode_profile, encode_profile, pool_profile, profile_distance, profile_error
 from memtrain_cl.reference.proxy import proxy_moments
 from memtrain_cl.reference.stochastic import (
     dequantize_codes,
@@ -79,6 +79,9 @@ __all__ = [
     "observe_clock_",
     "pack_codes",
     "pack_int4",
+    "pool_profile",
+    "profile_distance",
+    "profile_error",
     "proxy_moments",
     "quantize_blockwise",
     "quantize_codes",

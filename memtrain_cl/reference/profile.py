@@ -113,3 +113,62 @@ def decode_profile(
         value = torch.maximum(value, mean * 0.0625)
     value = torch.where(rows > 0, value, 0.0)
     return value.reshape(-1)[: codes.numel()].reshape(codes.shape)
+
+
+def pool_profile(x: torch.Tensor, mean_scale: torch.Tensor, block_size: int = 256) -> torch.Tensor:
+    """(x - mean)/scale of all elements that are not zero, in blocks whose scale is not, in ascending order.
+
+    float32 [x.numel()]; what the other elements leave free at the end is NaN.
+    """
+    rows = _blocks(x.reshape(-1).to(torch.float32), _require_block_size(block_size))
+    mean, scale = mean_scale[:, :1], mean_scale[:, 1:]
+    there = (rows.abs() >= _LEAST_NORMAL) & (scale > 0)
+    z = torch.where(there, (rows - mean) / scale, torch.nan)
+    return z.reshape(-1)[: x.numel()].sort().values
+
+
+def profile_distance(pooled_values: torch.Tensor, curve: torch.Tensor, start: float, stop: float) -> tuple[float, int]:
+    """(the Kolmogorov-Smirnov distance of sorted values, NaN behind all others, from a curve; how many are numbers).
+
+    curve: float32 [cells + 1], a distribution function at equally spaced places from start to stop, straight between
+    them and level beyond. With z_i the i-th of n numbers, i from 0: the largest of (i+1)/n - curve(z_i) and
+    curve(z_i) - i/n; 0 where there is none.
+    """
+    cells = curve.numel() - 1
+    if cells < 1 or not start < stop:
+        raise ValueError(f"expected a curve of two places or more, start below stop, got {cells + 1}, {start}, {stop}")
+    z = pooled_values[~pooled_values.isnan()]
+    n = z.numel()
+    if n == 0:
+        return 0.0, 0
+    place = ((z - torch.tensor(start)) * torch.tensor(cells / (stop - start))).clamp(0, cells)
+    cell = place.to(torch.int64).clamp_max(cells - 1)
+    height = curve[cell] + (curve[cell + 1] - curve[cell]) * (place - cell.to(torch.float32))
+    step = torch.arange(n + 1).to(torch.float32) / float(n)
+    return float(torch.maximum(step[1:] - height, height - step[:-1]).max().clamp_min(0.0)), n
+
+
+def profile_error(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    mean_scale: torch.Tensor,
+    table: torch.Tensor,
+    block_size: int = 256,
+    *,
+    positive: bool = False,
+) -> float:
+    """||decoded - x|| / ||x|| of what `encode_profile` made of x; 0 where x is zero, NaN where it is not finite.
+
+    In a block both are divided by its power of two before they are squared and added up; the blocks' sums are added in
+    float64.
+    """
+    block_size = _require_block_size(block_size)
+    rows = _blocks(x.reshape(-1).to(torch.float32), block_size)
+    back = _blocks(decode_profile(codes, mean_scale, table, block_size, positive=positive).reshape(-1), block_size)
+    largest = rows.abs().amax(1, keepdim=True) if x.numel() else rows.new_empty((0, 1))
+    power = (largest.view(torch.int32) & 0x7F800000).view(torch.float32)
+    power = torch.where(power > 0, power, 1.0)
+    near = rows * (1.0 / power)
+    apart = back * (1.0 / power) - near
+    whole, error = (float((_sums(part * part) * power.double().square()).sum().sqrt()) for part in (near, apart))
+    return error / whole if whole else 0.0
