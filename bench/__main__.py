@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import aten, attention, counter, int8, layer, matmul, model, sharing, stochastic
+from bench import aten, attention, counter, fp8, int8, layer, matmul, model, sharing, stochastic
 from bench.harness import Bench
 from memtrain_cl.device import get_device, use_device
 
@@ -13,6 +13,7 @@ FAMILIES = {
     "aten": aten.run,
     "attention": attention.run,
     "counter": counter.run,
+    "fp8": fp8.run,
     "int8": int8.run,
     "layer": layer.run,
     "matmul": matmul.run,

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from memtrain_cl.device import Device, DeviceInfo, devices, get_device, put_first, use_device
     from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, NotFinite, OutOfMemory, UnsupportedDevice
     from memtrain_cl.formats import C_DEFAULT, effective_bits
+    from memtrain_cl.fp8 import Fp8CastResult, fp8_cast_with_guard
     from memtrain_cl.nn.convert import CounterLinearWithBias, SwapReport, swap_linears_to_counter
     from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
     from memtrain_cl.nn.memory import memory_report
     from memtrain_cl.ops.codec import pack_codes, unpack_codes
     from memtrain_cl.ops.counter import counter_update_hashsr
+    from memtrain_cl.ops.fp8 import fp8_cast, fp8_restore
     from memtrain_cl.ops.from_io import counter_update_from_io_hashsr
     from memtrain_cl.ops.stochastic import (
         dequantize_codes,
@@ -66,11 +68,13 @@ _HOMES = {
         "UnsupportedDevice",
     ),
     "memtrain_cl.formats": ("C_DEFAULT", "effective_bits"),
+    "memtrain_cl.fp8": ("Fp8CastResult", "fp8_cast_with_guard"),
     "memtrain_cl.nn.convert": ("CounterLinearWithBias", "SwapReport", "swap_linears_to_counter"),
     "memtrain_cl.nn.counter": ("CompactCounterLinear", "PackedRMSCounterLinear", "RMSCounterLinear"),
     "memtrain_cl.nn.memory": ("memory_report",),
     "memtrain_cl.ops.codec": ("pack_codes", "unpack_codes"),
     "memtrain_cl.ops.counter": ("counter_update_hashsr",),
+    "memtrain_cl.ops.fp8": ("fp8_cast", "fp8_restore"),
     "memtrain_cl.ops.from_io": ("counter_update_from_io_hashsr",),
     "memtrain_cl.ops.stochastic": (
         "dequantize_codes",
@@ -114,6 +118,7 @@ __all__ = [
     "Device",
     "DeviceArray",
     "DeviceInfo",
+    "Fp8CastResult",
     "MemtrainError",
     "NotFinite",
     "OutOfMemory",
@@ -130,6 +135,9 @@ __all__ = [
     "empty_cache",
     "encode_state",
     "fallbacks",
+    "fp8_cast",
+    "fp8_cast_with_guard",
+    "fp8_restore",
     "from_dlpack",
     "get_device",
     "hash_u32",

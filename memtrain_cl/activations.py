@@ -2,7 +2,8 @@
 
 The gradient of a product by one factor needs the other factor only on average: any Q(x) whose mean is x leaves the mean
 of grad_out^T Q(x) where it was. So much of what torch saves for backward can be rounded stochastically to a few bits a
-number, one scale a row (`memtrain_cl.ops.save_rows`). What may be is the matter of activation_rules.py.
+number, one scale a row (`memtrain_cl.ops.save_rows`). What may be is the matter of activation_rules.py. Rounded to the
+nearest 8-bit floating number instead (`memtrain_cl.fp8_cast_with_guard`), it costs no scale, and is biased.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from memtrain_cl.activation_rules import FunctionWatch, Keep, require_outside_ch
 from memtrain_cl.bridge import is_known
 from memtrain_cl.errors import NotFinite
 from memtrain_cl.formats import check_bits, stream_seed
+from memtrain_cl.fp8 import fp8_cast_with_guard
 from memtrain_cl.homes import operand_of
+from memtrain_cl.ops.fp8 import fp8_restore
 from memtrain_cl.ops.saved_rows import restore_rows, save_rows
 
 #: Tensors of fewer elements are left as they are, and those with rows of fewer, whose scales would cost too much.
 MIN_NUMEL = 4096
 MIN_ROW = 4
 #: Formats that activations can be saved in.
-FORMATS = ("int",)
+FORMATS = ("int", "fp8")
+#: The 8-bit type of activations: the one with more bits for the mantissa.
+_FP8 = "float8_e4m3fn"
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Nodes of the graph behind which a parameter is still the parameter: views of it, and casts.
@@ -43,7 +48,8 @@ class SavedReport:
 
     bytes_before, bytes_after: of the activations that were saved in few bits, or could have been, each once.
     elements: of those. packed: how many were. shared: saves of one that was there already. not_finite: those kept in
-    full because a row was not finite. left: tensors left as they are (parameters, integers, small ones ...).
+    full because a number was not finite. fallbacks: those that 8-bit numbers would not have held, kept in wider ones.
+    left: tensors left as they are (parameters, integers, small ones ...).
     """
 
     bytes_before: int = 0
@@ -52,6 +58,7 @@ class SavedReport:
     packed: int = 0
     shared: int = 0
     not_finite: int = 0
+    fallbacks: int = 0
     left: int = 0
 
     @property
@@ -63,7 +70,7 @@ class SavedReport:
         return (
             f"{self.packed} activations saved in {self.bytes_after} bytes instead of {self.bytes_before} "
             f"({self.bits_per_element:.2f} bits an element); {self.shared} saved again, {self.not_finite} not finite, "
-            f"{self.left} tensors left as they are"
+            f"{self.fallbacks} beyond 8-bit numbers, {self.left} tensors left as they are"
         )
 
 
@@ -87,15 +94,13 @@ class _Kept:
         return self.tensor
 
 
-class _Packed:
-    """A tensor in few bits. What it was saved from is remembered, but not kept: `is_of` says whether it is that."""
+class _Stored:
+    """A matrix in fewer bits. What it was saved from is remembered, but not kept: `is_of` says whether it is that."""
 
-    __slots__ = ("__weakref__", "bits", "codes", "dtype", "memory", "root", "rows", "scale")
+    __slots__ = ("__weakref__", "codes", "dtype", "memory", "root")
 
-    def __init__(self, matrix: torch.Tensor, bits: int, seed: int, root: torch.Tensor) -> None:
-        self.codes, self.scale = save_rows(matrix, bits, seed=seed)
-        self.bits = bits
-        self.rows = tuple(matrix.shape)
+    def __init__(self, matrix: torch.Tensor, codes: torch.Tensor, root: torch.Tensor) -> None:
+        self.codes = codes
         self.dtype = matrix.dtype
         self.root = weakref.ref(root)
         self.memory = _memory_of(root)
@@ -106,22 +111,53 @@ class _Packed:
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.codes, self.scale))
+        return self.codes.numel() * self.codes.element_size()
+
+    def matrix(self) -> torch.Tensor:
+        """What comes back: here wider codes, which are numbers themselves."""
+        return self.codes.to(self.dtype)
+
+
+class _Fp8(_Stored):
+    """8-bit floating numbers, as uint8."""
+
+    __slots__ = ()
+
+    def matrix(self) -> torch.Tensor:
+        return fp8_restore(self.codes, _FP8, dtype=self.dtype)
+
+
+class _Rows(_Stored):
+    """Codes of few bits, a scale a row."""
+
+    __slots__ = ("bits", "rows", "scale")
+
+    def __init__(self, matrix: torch.Tensor, bits: int, seed: int, root: torch.Tensor) -> None:
+        codes, self.scale = save_rows(matrix, bits, seed=seed)
+        super().__init__(matrix, codes, root)
+        self.bits = bits
+        self.rows = tuple(matrix.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.scale.numel() * self.scale.element_size()
+
+    def matrix(self) -> torch.Tensor:
+        return restore_rows(self.codes, self.scale, self.bits, self.rows, dtype=self.dtype)
 
 
 class _Use:
-    """One save of a packed tensor: it comes back in the shape and the order of dimensions that were saved."""
+    """One save of a stored tensor: it comes back in the shape and the order of dimensions that were saved."""
 
-    __slots__ = ("order", "packed", "shape")
+    __slots__ = ("order", "shape", "stored")
 
-    def __init__(self, packed: _Packed, shape: tuple[int, ...], order: tuple[int, ...] | None) -> None:
-        self.packed = packed
+    def __init__(self, stored: _Stored, shape: tuple[int, ...], order: tuple[int, ...] | None) -> None:
+        self.stored = stored
         self.shape = shape
         self.order = order
 
     def restore(self) -> torch.Tensor:
-        packed = self.packed
-        matrix = restore_rows(packed.codes, packed.scale, packed.bits, packed.rows, dtype=packed.dtype)
+        matrix = self.stored.matrix()
         if self.order is None:
             return matrix.view(self.shape)
         ordered = matrix.view([self.shape[dim] for dim in self.order])
@@ -174,7 +210,7 @@ class _Session:
     def __init__(self, owner: saved_activations) -> None:
         self._owner = owner
         self.report = SavedReport()
-        self._packed: weakref.WeakValueDictionary[Any, _Packed] = weakref.WeakValueDictionary()
+        self._stored: weakref.WeakValueDictionary[Any, _Stored] = weakref.WeakValueDictionary()
         self._watch = FunctionWatch()
         self._hooks = saved_tensors_hooks(self._pack, _unpack)
 
@@ -214,41 +250,62 @@ class _Session:
         # Views with the same rows of one memory are one, whatever their shapes.
         place = (rows, length) if dense.is_contiguous() else (*tensor.shape, *tensor.stride())
         key = (id(root), root._version, tensor.storage_offset(), tensor.dtype, keep, place)
-        packed = self._packed.get(key)
-        if packed is not None and packed.is_of(root):
+        stored = self._stored.get(key)
+        if stored is not None and stored.is_of(root):
             self.report.shared += 1
         else:
-            packed = self._fresh(dense.reshape(rows, length), root, keep)
-            if packed is None:
+            stored = self._fresh(dense.reshape(rows, length), root, keep)
+            if stored is None:
                 return _Kept(tensor)
-            self._packed[key] = packed
-        return _Use(packed, tuple(tensor.shape), order)
+            self._stored[key] = stored
+        return _Use(stored, tuple(tensor.shape), order)
 
-    def _fresh(self, matrix: torch.Tensor, root: torch.Tensor, keep: Keep) -> _Packed | None:
-        """What is stored of a matrix; None where a row of it is not finite."""
+    def _fresh(self, matrix: torch.Tensor, root: torch.Tensor, keep: Keep) -> _Stored | None:
+        """What is stored of a matrix; None where it is to be kept as it is."""
         report = self.report
         nbytes = matrix.numel() * matrix.element_size()
         report.bytes_before += nbytes
         report.elements += matrix.numel()
-        seed = self._owner.next_seed()
-        # Signs are exact in two bits.
-        bits = self._owner.bits if keep is Keep.ROUNDED else 2
+        if keep is Keep.SIGNS:
+            # They are exact in two bits.
+            stored = self._in_few_bits(matrix.sign(), 2, root)
+        elif self._owner.format == "fp8":
+            stored = self._in_fp8(matrix, root)
+        else:
+            stored = self._in_few_bits(matrix, self._owner.bits, root)
+        report.bytes_after += nbytes if stored is None else stored.nbytes
+        return stored
+
+    def _in_few_bits(self, matrix: torch.Tensor, bits: int, root: torch.Tensor) -> _Stored | None:
+        """None where a row is not finite."""
         try:
-            packed = _Packed(matrix if keep is Keep.ROUNDED else matrix.sign(), bits, seed, root)
+            stored = _Rows(matrix, bits, self._owner.next_seed(), root)
         except NotFinite:
-            report.not_finite += 1
-            report.bytes_after += nbytes
+            self.report.not_finite += 1
             return None
-        report.packed += 1
-        report.bytes_after += packed.nbytes
-        return packed
+        self.report.packed += 1
+        return stored
+
+    def _in_fp8(self, matrix: torch.Tensor, root: torch.Tensor) -> _Stored | None:
+        """As the receipt says; None where a number is not finite, or 16 bits would be no fewer or hold too little."""
+        wider = torch.bfloat16 if matrix.element_size() > 2 else matrix.dtype
+        result = fp8_cast_with_guard(matrix, _FP8, wider)
+        if result.used_fp8:
+            self.report.packed += 1
+            return _Fp8(matrix, result.tensor.view(torch.uint8), root)
+        if result.reason == "non-finite":
+            self.report.not_finite += 1
+            return None
+        self.report.fallbacks += 1
+        kept = wider is matrix.dtype or result.max_abs > torch.finfo(wider).max
+        return None if kept else _Stored(matrix, result.tensor, root)
 
 
 def _unpack(saved: _Kept | _Use) -> torch.Tensor:
     try:
         return saved.restore()
     except Exception as error:  # see torch_device/engine.py
-        tensor = saved.tensor if isinstance(saved, _Kept) else saved.packed.codes
+        tensor = saved.tensor if isinstance(saved, _Kept) else saved.stored.codes
         if operand_of(tensor) is None:
             raise
         from memtrain_cl.torch_device.engine import carry
@@ -281,12 +338,19 @@ class saved_activations:
     goes on from one entry of this object to the next: keep one object for a training, as above. Two objects of one seed
     round alike.
 
+    format "fp8" rounds to the nearest number of float8_e4m3fn instead: 8 bits an element and no scale, whatever `bits`
+    says. `fp8_cast_with_guard` decides, a tensor at a time; what it refuses is kept in bfloat16, or as it is where it
+    has 16 bits already, and counted in the report's `fallbacks`. These estimates are not unbiased: the error does not
+    vanish in the mean of many steps, and magnitudes up to 2^-10 become zero (of at most half of a tensor's numbers,
+    beyond which the guard refuses). The signs of a ReLU are kept as above. Each receipt is read on the host, which on
+    "opencl" and CUDA waits for it.
+
     A tensor with inf or nan in it (or numbers that its scale cannot give back) is kept in full; on "opencl", where
-    nobody waits for it, NotFinite is raised at the next wait instead.
+    nobody waits for codes with a scale, NotFinite is raised at the next wait instead.
 
     Entered within itself or other hooks, the innermost counts. Around torch.utils.checkpoint, what the checkpoint keeps
     to begin again stays in full; within a region of it (use_reentrant=False), where nothing would be recomputed any
-    more, RuntimeError is raised. ValueError for a format but "int".
+    more, RuntimeError is raised. ValueError for a format but "int" and "fp8".
     """
 
     def __init__(

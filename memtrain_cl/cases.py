@@ -21,6 +21,7 @@ from memtrain_cl._resources import kernels_dir
 from memtrain_cl.case import Case
 from memtrain_cl.cases_aten import aten_cases
 from memtrain_cl.cases_blockwise import blockwise_cases
+from memtrain_cl.cases_fp8 import fp8_cases
 from memtrain_cl.cases_int8 import int8_cases
 from memtrain_cl.cases_profile import profile_cases
 from memtrain_cl.cases_stochastic import stochastic_cases
@@ -351,6 +352,7 @@ CASES: tuple[Case, ...] = (
     *stochastic_cases(),
     *profile_cases(),
     *blockwise_cases(),
+    *fp8_cases(),
     *aten_cases(),
 )
 

@@ -9,6 +9,10 @@ Codes of rows in few bits
     A row of numbers is a scale and integers in ``-levels .. levels``, levels = 2^(bits-1) - 1, bits from 2 to 15: int8
     to 8 bits, int16 beyond. Codes of at most 4 bits pack two into a byte, ``lo | hi<<4``, each as code + 8; the last
     of an odd count has the code -8 beside it.
+
+8-bit floating numbers
+    A byte: sign, exponent, mantissa, as torch's float8_e4m3fn (4 and 3 bits, no infinity, one NaN a sign) and
+    float8_e5m2 (5 and 2 bits, as IEEE 754 has it).
 """
 
 from __future__ import annotations
@@ -103,6 +107,41 @@ def code_levels(bits: int) -> int:
 def effective_bits(bits: float, row_len: int, scale_bits: float = 16) -> float:
     """Bits an element costs with its share of the row's scale: bits + scale_bits/row_len."""
     return bits + scale_bits / row_len
+
+
+@dataclass(frozen=True)
+class Fp8Format:
+    """An 8-bit floating type by torch's name. mantissa: its bits. bias: of the exponent. largest: its largest number.
+
+    largest_code, beyond_code: the codes of that and of what lies beyond, the NaN of e4m3fn and the infinity of e5m2.
+    """
+
+    name: str
+    mantissa: int
+    bias: int
+    largest: float
+    largest_code: int
+    beyond_code: int
+
+
+#: Those that can be cast to.
+FP8_FORMATS = {
+    form.name: form
+    for form in (
+        Fp8Format("float8_e4m3fn", 3, 7, 448.0, 0x7E, 0x7F),
+        Fp8Format("float8_e5m2", 2, 15, 57344.0, 0x7B, 0x7C),
+    )
+}
+#: The code of every NaN, its sign aside.
+FP8_NAN = 0x7F
+
+
+def check_fp8(dtype: Any) -> Fp8Format:
+    """The 8-bit floating type of a name or of torch's type; ValueError names those that there are."""
+    form = FP8_FORMATS.get(str(dtype).removeprefix("torch."))
+    if form is None:
+        raise ValueError(f"expected fp8_dtype as one of {', '.join(FP8_FORMATS)}, got {dtype!r}")
+    return form
 
 
 @dataclass(frozen=True)

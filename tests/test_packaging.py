@@ -26,6 +26,7 @@ PACKAGE = ROOT / "memtrain_cl"
 #: A room imports rooms of its own level or below. `reference` stands beside this order: see REFERENCE_IMPORTS.
 LEVELS = {
     "adam_rule": 0,
+    "code_maps": 0,
     "elements": 0,
     "errors": 0,
     "formats": 0,
@@ -52,6 +53,7 @@ LEVELS = {
     "cases_adam": 3,
     "cases_aten": 3,
     "cases_blockwise": 3,
+    "cases_fp8": 3,
     "cases_int8": 3,
     "cases_profile": 3,
     "cases_stochastic": 3,
@@ -65,6 +67,8 @@ LEVELS = {
     "verify_adam": 4,
     "verify_aten": 4,
     "verify_blockwise": 4,
+    "fp8": 4,
+    "verify_fp8": 4,
     "verify_random": 4,
     "verify_int8": 4,
     "verify_profile": 4,
@@ -85,6 +89,7 @@ REFERENCE_USERS = {
     "verify",
     "verify_adam",
     "verify_blockwise",
+    "verify_fp8",
     "verify_int8",
     "verify_profile",
     "verify_stochastic",

@@ -19,8 +19,7 @@ from memtrain_cl.activations import MIN_NUMEL, MIN_ROW, SavedReport
 from memtrain_cl.device import Device
 from memtrain_cl.errors import NotFinite
 from memtrain_cl.torch_device.fallback import strict
-
-ROWS, WIDTH = 64, 64
+from tests.saving_cases import ROWS, WIDTH, activation, gradient, network, saved_gradient
 
 
 @pytest.fixture
@@ -29,28 +28,6 @@ def trains(device: Device) -> torch.device:
     if device.info.index:
         pytest.skip("torch differentiates on opencl:0 alone")
     return torch.device("opencl", 0)
-
-
-def activation(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor that is no leaf."""
-    return torch.randn(shape, dtype=dtype, requires_grad=True) * 1
-
-
-def network(act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), act(), nn.Linear(WIDTH, WIDTH), act(), nn.Linear(WIDTH, 8))
-
-
-def gradient(model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
-    model.zero_grad()
-    loss.backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).cpu()
-
-
-def saved_gradient(model: nn.Module, x: torch.Tensor, saver: saved_activations) -> torch.Tensor:
-    with saver:
-        y = model(x)
-    return gradient(model, y.square().sum())
 
 
 # ---- bytes ----
@@ -298,12 +275,12 @@ def test_data_put_under_a_tensor_is_seen(device: Device) -> None:
 def test_codes_go_with_their_graph(device: Device) -> None:
     saver = saved_activations()
     with saver:
-        packed = saver._entered[-1]._packed
+        stored = saver._entered[-1]._stored
         y = activation(ROWS, WIDTH).square()
-        assert len(packed) == 1
+        assert len(stored) == 1
         del y
         gc.collect()
-        assert len(packed) == 0
+        assert len(stored) == 0
 
 
 # ---- chance ----
@@ -475,7 +452,7 @@ def test_a_model_on_cuda(device: Device) -> None:
         ({"bits": 1}, r"bits as an integer in 2\.\.15"),
         ({"seed": -1}, r"a seed in 0\.\.2\^32-1"),
         ({"min_numel": 1.5}, "min_numel as an integer"),
-        ({"format": "fp8"}, "format as one of int, got 'fp8'"),
+        ({"format": "fp4"}, "format as one of int, fp8, got 'fp4'"),
     ],
 )
 def test_options_out_of_range(options: dict[str, Any], message: str) -> None:

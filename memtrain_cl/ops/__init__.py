@@ -11,6 +11,7 @@ from memtrain_cl.ops.cache import refresh_cache_
 from memtrain_cl.ops.clock import advance_clock_, observe_clock_
 from memtrain_cl.ops.codec import decode_dense, pack_codes, unpack_codes
 from memtrain_cl.ops.counter import counter_update_, counter_update_hashsr, row_statistics
+from memtrain_cl.ops.fp8 import fp8_cast, fp8_cast_counted, fp8_restore
 from memtrain_cl.ops.from_io import counter_update_from_io_, counter_update_from_io_hashsr, wants_from_io
 from memtrain_cl.ops.matmul_counter import counter_backward_, counter_forward, counter_grad_input, grad_weight
 from memtrain_cl.ops.matmul_int8 import (
@@ -51,6 +52,9 @@ __all__ = [
     "dequantize_int8_blockwise",
     "effective_bits",
     "encode_profile",
+    "fp8_cast",
+    "fp8_cast_counted",
+    "fp8_restore",
     "grad_weight",
     "grad_weight_int8",
     "int8_product",

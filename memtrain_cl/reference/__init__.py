@@ -29,6 +29,7 @@ from memtrain_cl.reference.counter import (
     row_statistics,
     unpack_codes,
 )
+from memtrain_cl.reference.fp8 import fp8_cast, fp8_cast_counted, fp8_restore
 from memtrain_cl.reference.from_io import counter_update_from_io_, counter_update_from_io_hashsr, wants_from_io
 from memtrain_cl.reference.matmul import counter_backward_, counter_forward, counter_grad_input, grad_weight
 from memtrain_cl.reference.matmul_int8 import (
@@ -72,6 +73,9 @@ __all__ = [
     "effective_bits",
     "encode_profile",
     "encode_state",
+    "fp8_cast",
+    "fp8_cast_counted",
+    "fp8_restore",
     "grad_weight",
     "grad_weight_int8",
     "hash_u32",
