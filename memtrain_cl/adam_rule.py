@@ -70,7 +70,7 @@ class AdamStep:
     skip: str = "tensor"
 
     def __post_init__(self) -> None:
-        for name, lowest, highest in (("lr", 0.0, LR_MAX), ("weight_decay", 0.0, LR_MAX), ("eps", EPS_MIN, 1.0)):
+        for name, lowest, highest in (("lr", 0.0, LR_MAX), ("weight_decay", 0.0, LR_MAX), ("eps", EPS_MIN, LR_MAX)):
             value = getattr(self, name)
             if not (isinstance(value, numbers.Real) and lowest <= float(value) <= highest):
                 raise ValueError(f"expected {name} as a number {lowest:g}..{highest:g}, got {value!r}")

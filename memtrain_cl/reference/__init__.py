@@ -4,6 +4,7 @@ It favours simplicity over speed, shares no code with the launchers, and imports
 """
 
 from memtrain_cl.formats import effective_bits
+from memtrain_cl.reference.adam import adam_step_
 from memtrain_cl.reference.blockwise import (
     dequantize_blockwise,
     dequantize_int8_blockwise,
@@ -53,6 +54,7 @@ from memtrain_cl.reference.stochastic import (
 from memtrain_cl.reference.ternary import decode_ternary
 
 __all__ = [
+    "adam_step_",
     "advance_clock_",
     "counter_backward_",
     "counter_forward",
