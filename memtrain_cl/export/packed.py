@@ -196,7 +196,7 @@ def export_model(module: nn.Module, path: str | os.PathLike[str], model: Mapping
     write_engine(
         path,
         {name: layer_state(layer) for name, layer in layers.items()},
-        {name: _to_tensor(name, value) for name, value in rest.items()},
+        {name: to_tensor(name, value) for name, value in rest.items()},
         model,
     )
 
@@ -223,7 +223,7 @@ def load_into(module: nn.Module, engine: EngineFile) -> None:
     values = {}
     for name, tensor in engine.tensors.items():
         target = rest[name]
-        values[name] = _to_torch(tensor)
+        values[name] = to_torch(tensor)
         ours_and_theirs = [f"{value.dtype} {list(value.shape)}" for value in (target, values[name])]
         if ours_and_theirs[0] != ours_and_theirs[1]:
             raise ValueError(f"tensor {name!r}: expected {ours_and_theirs[0]}, got {ours_and_theirs[1]} in the file")
@@ -267,7 +267,7 @@ def verify_export(module: nn.Module, path: str | os.PathLike[str]) -> list[str]:
                 different.append(name)
         for name in sorted(rest.keys() | set(reader.ordinary)):
             on_both = name in rest and name in reader.ordinary
-            if not on_both or not _equal(_to_tensor(name, rest[name]), reader.tensor(name)):
+            if not on_both or not _equal(to_tensor(name, rest[name]), reader.tensor(name)):
                 different.append(name)
     return different
 
@@ -308,7 +308,7 @@ def _split(module: nn.Module) -> tuple[dict[str, CompactCounterLinear], dict[str
     return layers, rest
 
 
-def _to_tensor(name: str, value: object) -> Tensor:
+def to_tensor(name: str, value: object) -> Tensor:
     """A view of a state_dict entry's memory where it is contiguous and on the CPU; ValueError unless a dense tensor."""
     import torch
 
@@ -321,7 +321,8 @@ def _to_tensor(name: str, value: object) -> Tensor:
     return tensor_from_bytes(CODE_OF[dtype], tuple(value.shape), flat.view(torch.uint8).numpy())
 
 
-def _to_torch(tensor: Tensor) -> torch.Tensor:
+def to_torch(tensor: Tensor) -> torch.Tensor:
+    """A torch tensor over a tensor's memory."""
     import torch
 
     if not isinstance(tensor, RawTensor):
