@@ -156,8 +156,8 @@ def decode_profile(
     device = ready_device(codes)
     with Crossing(device, codes) as cross:
         y, target = cross.output(tuple(codes.shape))
-        arrays = [cross.read(tensor) for tensor in (codes, mean_scale, table)]
-        launch_decode(device, *arrays, target, block_size, positive=positive)
+        held, pairs, quantiles = (cross.read(tensor) for tensor in (codes, mean_scale, table))
+        launch_decode(device, held, pairs, quantiles, target, block_size, positive=positive)
     return y
 
 
