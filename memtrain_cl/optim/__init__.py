@@ -1,5 +1,31 @@
-"""Optimizers in torch's shape."""
+"""Optimizers in torch's shape, and what compresses their moments."""
 
 from memtrain_cl.optim.controller import CounterController
+from memtrain_cl.optim.moments import (
+    CompressedMomentEncoding,
+    CompressedOptimizerState,
+    choose_compression_method,
+    compress_moment,
+    decompress_moment,
+)
+from memtrain_cl.optim.profiles import (
+    AnomalyReport,
+    SortedProfileEncoding,
+    detect_anomaly,
+    fit_sorted_profile,
+    reconstruct,
+)
 
-__all__ = ["CounterController"]
+__all__ = [
+    "AnomalyReport",
+    "CompressedMomentEncoding",
+    "CompressedOptimizerState",
+    "CounterController",
+    "SortedProfileEncoding",
+    "choose_compression_method",
+    "compress_moment",
+    "decompress_moment",
+    "detect_anomaly",
+    "fit_sorted_profile",
+    "reconstruct",
+]
