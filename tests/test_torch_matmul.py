@@ -197,7 +197,12 @@ def test_what_the_launcher_refuses(device: Device) -> None:
 def test_shapes_cover_their_results(device: Device, kind: Any, local: int) -> None:
     for units, wide in ((1, 4), (132, 16)):
         info = device.with_capabilities(
-            type=kind, local_mem_bytes=local, compute_units=units, native_vector_width=wide, max_work_group_size=1024
+            type=kind,
+            local_mem_bytes=local,
+            compute_units=units,
+            native_vector_width=wide,
+            max_work_group_size=1024,
+            short_loops=False,
         ).info
         sizes = (1, 5, 64, 129, 1000, 8192)
         for M, N, K, batch, decodes in itertools.product(sizes, sizes, sizes, (1, 48), (False, True)):
