@@ -9,7 +9,7 @@ Blocks (block_size 1..256)    of the codec of `memtrain_cl.reference.profile`: a
     block, and a mean and a scale a block; one family, in the form that is standardised, is fitted to what all blocks'
     values are as (x - mean)/scale, and its quantiles make the table of 256 that gives values back. Sorting, statistics
     and distances are the device's; the host fits to 4096 of the sorted values. The distribution function is taken
-    straight between 16385 places in -16..16, beyond which no value of a block of 256 lies; what this adds to the
+    straight between 32769 places in -16..16, beyond which no value of a block of 256 lies; what this adds to the
     distance is below 1e-4 for the families of `memtrain_cl.optim.families`. The receipt is that distance and the
     relative error ||decoded - x|| / ||x|| below 0.3, since of blocks unlike each other the distance alone says little.
     Zeros come back as zeros; of a tensor without negative numbers, what is not zero as at least a 16th of its block's
@@ -35,7 +35,7 @@ RELATIVE_ERROR_LIMIT = 0.3
 #: Elements of a block where none is given, on devices.
 BLOCK_SIZE = 256
 #: The places in which a distribution function is tabled: cells, first and last.
-CURVE_CELLS, CURVE_START, CURVE_STOP = 1 << 14, -16.0, 16.0
+CURVE_CELLS, CURVE_START, CURVE_STOP = 1 << 15, -16.0, 16.0
 #: Bytes that a fitted family, and a distance, count for.
 FAMILY_BYTES, DISTANCE_BYTES = 64, 4
 
