@@ -1,0 +1,149 @@
+"""The options of CompressedAdam's parameter groups, checked when a group is made."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from memtrain_cl.adam_rule import EPS_MIN, PROFILE_BLOCK_MAX, SKIPS, AdamStep
+from memtrain_cl.code_maps import CODES
+from memtrain_cl.formats import LR_MAX
+from memtrain_cl.nn.options import at_least, flag, flag_or_none, is_whole, one_of
+
+#: The ways to hold moments that a group can ask for; "g4" is the published name of profiles.
+METHODS = ("auto", "int8", "g4", "profile", "dense")
+ROUNDINGS = ("nearest", "stochastic")
+#: The options that decide how a state's bytes are read. A state loads only where they are the same.
+LAYOUT = ("compression_method", "code", "int8_block_size", "profile_block_size")
+#: Keys of a group that are no options of ours: torch's own, schedulers', and names for logs.
+FOREIGN = ("params", "param_names", "initial_lr", "max_lr", "min_lr", "name")
+
+
+def _between(lowest: float, highest: float) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> Any:
+        number = value
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and name == "lr":
+            number = value.item()
+        fits = isinstance(number, numbers.Real) and not isinstance(number, bool) and lowest <= float(number) <= highest
+        if not fits:
+            raise ValueError(f"expected {name} as a number {lowest:g}..{highest:g}, got {value!r}")
+        return value
+
+    return check
+
+
+def _whole_between(lowest: int, highest: int) -> Callable[[str, Any], int]:
+    def check(name: str, value: Any) -> int:
+        if not is_whole(value) or not lowest <= value <= highest:
+            raise ValueError(f"expected {name} as an integer in {lowest}..{highest}, got {value!r}")
+        return int(value)
+
+    return check
+
+
+def _betas(name: str, value: Any) -> tuple[float, float]:
+    pair = tuple(value) if isinstance(value, list | tuple) else ()
+    if len(pair) != 2 or not all(isinstance(beta, numbers.Real) and 0.0 <= float(beta) < 1.0 for beta in pair):
+        raise ValueError(f"expected {name} as two numbers in [0, 1), got {value!r}")
+    return pair
+
+
+def _refused(name: str, value: Any) -> bool:
+    if value is not False:
+        raise ValueError(f"expected {name}=False, got {value!r}: the step runs outside of CUDA graphs and of autograd")
+    return False
+
+
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "lr": _between(0.0, LR_MAX),
+    "betas": _betas,
+    "eps": _between(EPS_MIN, LR_MAX),
+    "weight_decay": _between(0.0, LR_MAX),
+    "compression_method": one_of(*METHODS),
+    "decoupled_weight_decay": flag,
+    "maximize": flag,
+    "int8_block_size": _whole_between(1, (1 << 31) - 1),
+    "profile_block_size": _whole_between(1, PROFILE_BLOCK_MAX),
+    "code": one_of(*CODES),
+    "moment_rounding": one_of(*ROUNDINGS),
+    "refit_every": at_least(1),
+    "min_size_for_g4": at_least(1),
+    "g4_gof_threshold": _between(0.0, 1.0),
+    "skip": one_of(*SKIPS),
+    "seed": _whole_between(0, 0xFFFFFFFF),
+    "foreach": flag_or_none,
+    "capturable": _refused,
+    "differentiable": _refused,
+}
+
+
+def checked(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group with its options checked; ValueError for an unknown one and for one out of range."""
+    unknown = sorted(set(group) - set(CHECKS) - set(FOREIGN))
+    if unknown:
+        raise ValueError(f"expected options of {', '.join(CHECKS)} in a parameter group, got {', '.join(unknown)}")
+    return {name: CHECKS[name](name, value) if name in CHECKS else value for name, value in group.items()}
+
+
+def require_groups(current: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
+    """ValueError unless saved groups can take the place of these."""
+    sizes = [len(group["params"]) for group in current]
+    if [len(group["params"]) for group in saved] != sizes:
+        raise ValueError(f"expected groups of {sizes} parameters, got {[len(group['params']) for group in saved]}")
+    for group, other in zip(current, saved, strict=True):
+        missing = sorted(set(CHECKS) - set(other))
+        if missing:
+            raise ValueError(f"expected the state of a CompressedAdam, got groups without {', '.join(missing)}")
+        checked({name: other[name] for name in CHECKS})
+        for name in LAYOUT:
+            if other[name] != group[name]:
+                raise ValueError(
+                    f"expected a state with {name}={group[name]!r}, as this optimizer has, got {other[name]!r}"
+                )
+
+
+def first_code(group: Mapping[str, Any]) -> str:
+    """The code, of `adam_rule.MOMENT_CODES`, with which a tensor of the group begins."""
+    method = group["compression_method"]
+    if method == "dense":
+        return "dense"
+    return "profile" if method in ("g4", "profile") else str(group["code"])
+
+
+def codes_of(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """The codes that tensors of the group can have."""
+    first = first_code(group)
+    return (first, "profile") if group["compression_method"] == "auto" else (first,)
+
+
+def chooses(group: Mapping[str, Any], n: int, step: int) -> bool:
+    """Whether a tensor of n elements chooses its code anew after this step: the first, and every refit_every-th on."""
+    due = group["compression_method"] == "auto" and (step - 1) % int(group["refit_every"]) == 0
+    return due and n >= int(group["min_size_for_g4"])
+
+
+def block_size_of(group: Mapping[str, Any], code: str) -> int:
+    """Elements that share a scale."""
+    return int(group["profile_block_size" if code == "profile" else "int8_block_size"])
+
+
+def rule_of(group: Mapping[str, Any], code: str, step: int) -> AdamStep:
+    """The constants of a group's step; ValueError for one that a schedule has driven out of its range."""
+    beta1, beta2 = group["betas"]
+    return AdamStep(
+        lr=float(group["lr"]),
+        beta1=float(beta1),
+        beta2=float(beta2),
+        eps=float(group["eps"]),
+        weight_decay=float(group["weight_decay"]),
+        decoupled=group["decoupled_weight_decay"],
+        maximize=group["maximize"],
+        step=step,
+        code=code,
+        block_size=block_size_of(group, code),
+        stochastic_moments=group["moment_rounding"] == "stochastic",
+        skip=group["skip"],
+    )
