@@ -66,7 +66,8 @@ inline ${U} codes_of(${U} most, uint beyond) {
     // The last place of the number added is that of the type's subnormals.
     const ${U} small = as_${U}(as_${V}(most) + ${2.0 ** (24 - BIAS - MANTISSA)}f) - ${hex((127 + 24 - BIAS - MANTISSA) << 23)}u;
     const ${U} large = (most + ((1u << (SHIFT - 1)) - 1) + ((most >> SHIFT) & 1u) - OFFSET) >> SHIFT;
-    const ${U} code = min(select(large, small, most < LEAST_NORMAL), beyond);
+    // As a vector: Oclgrind reads lanes beyond a single number.
+    const ${U} code = min(select(large, small, most < LEAST_NORMAL), (${U})(beyond));
     return select(code, (${U})(0x7fu), most > INFINITE);
 }
 
