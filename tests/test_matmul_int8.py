@@ -67,6 +67,10 @@ OPERATIONS: dict[str, tuple[Callable[[Any, Arguments], torch.Tensor], str]] = {
         "grad_out state scale",
     ),
     "grad_weight": (lambda room, a: room.grad_weight_int8(a["grad_out"], a["x"], 2, 5, **SEEDS), "grad_out x"),
+    "grad_weight_of_codes": (
+        lambda room, a: room.grad_weight_of_codes(a["a"], a["row"], a["b"], a["col"], 2, 5),
+        "a row b col",
+    ),
     "decode": (lambda room, a: room.decode_ternary(a["state"], N, **LAYER), "state"),
     "decode_transposed": (lambda room, a: room.decode_ternary(a["state"], N, **LAYER, transposed=True), "state"),
 }
@@ -174,6 +178,13 @@ def test_tiles_are_the_wholes_bytes(shaped: Device) -> None:
     for rows in (1, 7, 29):
         tiles = [ops.grad_weight_int8(grad_out, x, at, min(rows, 29 - at), **SEEDS) for at in range(0, 29, rows)]
         assert same_bytes(torch.cat(tiles), whole)
+    grad_codes = ops.quantize_int8(grad_out, dim=0, seed=SEEDS["seed_grad"], transposed=True)
+    x_codes = ops.quantize_int8(x, dim=0, seed=SEEDS["seed_input"], transposed=True)
+    for chunk in (8, INT8_CHUNK):
+        of_codes = [
+            ops.grad_weight_of_codes(*grad_codes, *x_codes, at, min(7, 29 - at), chunk=chunk) for at in range(0, 29, 7)
+        ]
+        assert same_bytes(torch.cat(of_codes), reference.grad_weight_int8(grad_out, x, **SEEDS, chunk=chunk))
     with pytest.raises(ValueError, match=r"expected rows 20\.\.30 within 29"):
         ops.grad_weight_int8(grad_out, x, 20, 10, **SEEDS)
 
@@ -272,7 +283,7 @@ def test_estimators_are_unbiased(device: Device, estimator: Callable[..., Any]) 
         (
             lambda a: ops.counter_forward_int8(a["x"], a["state"], a["scale"], **LAYER, cache=a["cache"].float()),
             TypeError,
-            "expected cache of dtype torch.int8, got torch.float32",
+            "expected cache of dtype torch.int8 or torch.float16, got torch.float32",
         ),
         (lambda a: ops.counter_forward_int8(a["x"], a["state"], a["scale"], C=12, packed=True), ValueError, r"1\.\.11"),
         (
@@ -287,6 +298,16 @@ def test_estimators_are_unbiased(device: Device, estimator: Callable[..., Any]) 
         ),
         (lambda a: ops.grad_weight_int8(a["grad_out"], a["x"][1:], **SEEDS), ValueError, "expected grad_out of shape"),
         (lambda a: ops.grad_weight_int8(a["grad_out"], a["x"], **SEEDS, chunk=0), ValueError, "a chunk of 1..131072"),
+        (
+            lambda a: ops.grad_weight_of_codes(a["a"], a["row"], a["b"], a["col"][1:]),
+            ValueError,
+            r"expected x_scale of shape \[10\], got \[9\]",
+        ),
+        (
+            lambda a: ops.grad_weight_of_codes(a["a"], a["row"], a["b"], a["col"], 8, 2),
+            ValueError,
+            r"expected rows 8\.\.10 within 9",
+        ),
         (lambda a: ops.decode_ternary(a["state"], N + 4, **LAYER), ValueError, r"expected state of shape \[any, 33\]"),
     ],
 )

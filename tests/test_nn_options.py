@@ -13,6 +13,7 @@ from memtrain_cl import memory_report
 from memtrain_cl.bridge import refresh_host
 from memtrain_cl.device import Device, use_device
 from memtrain_cl.errors import NotFinite
+from memtrain_cl.program import Kernel
 from memtrain_cl.torch_device.fallback import strict
 from tests.layer_cases import IN, OUT, assert_same
 from tests.nn_cases import ROOMS, Room, bytes_of, room_of, twin
@@ -172,6 +173,28 @@ def test_layers_in_int8_are_the_reference_byte_for_byte(room: Room, oracle: Room
         assert torch.equal(step(layer, room, number), step(expected, oracle, number))
     assert_same(bytes_of(layer), bytes_of(expected))
     assert int(layer.update_events) > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"tile_rows": 2}, {"tile_rows": 2, "accumulate": 2}])
+def test_a_gradient_of_tiles_is_quantised_once(
+    device: Device, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[str] = []
+    enqueue = Kernel.enqueue
+
+    def watched(self: Kernel, *arguments: Any) -> Any:
+        launched.append(self.label.partition("(")[0])
+        return enqueue(self, *arguments)
+
+    here = room_of("opencl", device)
+    layer = here.make(update_compute="int8", **options)
+    x, grad_out = here.tensor(6, IN), here.tensor(6, OUT, seed=1)
+    monkeypatch.setattr(Kernel, "enqueue", watched)
+    for _ in range(2):
+        launched.clear()
+        layer(x).backward(grad_out)
+        assert launched.count("stochastic.scaled_transposed") == 2
+        assert launched.count("matmul_int8.matmul_int8") == -(-OUT // options.get("tile_rows", OUT))
 
 
 @pytest.mark.parametrize("name", INT8)

@@ -79,21 +79,17 @@ def input_gradient(layer: CompactCounterLinear, grad_out: torch.Tensor, use: Use
     return grad_x
 
 
-def _weight_gradient(layer: CompactCounterLinear, given: Backward, row: int, count: int) -> torch.Tensor:
-    """Rows row .. row+count of grad_out^T @ x, float32."""
-    if layer.update_compute == "int8":
-        seed = use_seed(layer, given.use.index)
-        tile: torch.Tensor = layer.ops.grad_weight_int8(
-            given.grad_out,
-            given.x,
-            row,
-            count,
-            seed_grad=stream_seed(seed, STREAM_GRAD_OUTPUT),
-            seed_input=stream_seed(seed, STREAM_SAVED_INPUT if given.low_bits else STREAM_INPUT),
-        )
-    else:
-        tile = layer.ops.grad_weight(given.grad_out, given.x, row, count)
-    return tile
+def _weight_gradient(layer: CompactCounterLinear, given: Backward) -> Callable[[int, int], torch.Tensor]:
+    """What makes rows row .. row+count of grad_out^T @ x, float32, of (row, count)."""
+    if layer.update_compute != "int8":
+        return lambda row, count: layer.ops.grad_weight(given.grad_out, given.x, row, count)
+    seed = use_seed(layer, given.use.index)
+    seed_grad = stream_seed(seed, STREAM_GRAD_OUTPUT)
+    seed_input = stream_seed(seed, STREAM_SAVED_INPUT if given.low_bits else STREAM_INPUT)
+    # Once for all tiles.
+    grad_codes = layer.ops.quantize_int8(given.grad_out, dim=0, seed=seed_grad, transposed=True)
+    x_codes = layer.ops.quantize_int8(given.x, dim=0, seed=seed_input, transposed=True)
+    return lambda row, count: layer.ops.grad_weight_of_codes(*grad_codes, *x_codes, row, count)
 
 
 def _patched(layer: CompactCounterLinear) -> torch.Tensor | None:
@@ -138,8 +134,9 @@ def backward(layer: CompactCounterLinear, given: Backward, needs_grad_input: boo
         return grad_x
     if given.x.numel():
         shape = (layer.out_features, layer.in_features)
+        made = _weight_gradient(layer, given)
         for row, count in _tiles(layer.out_features, _tile_rows(layer)):
-            kept.keep(_weight_gradient(layer, given, row, count), row, shape)
+            kept.keep(made(row, count), row, shape)
         kept.finish(_squares(layer, given))
     kept.rounds += last
     kept.open = not last
@@ -217,8 +214,10 @@ def _finish(layer: CompactCounterLinear, given: Backward, replicas: Replicas | N
     if kept.held and squares is not None and kept.squares is not None:
         squares = squares + kept.squares
 
+    made = _weight_gradient(layer, given)
+
     def gradient(row: int, count: int) -> torch.Tensor:
-        tile = _weight_gradient(layer, given, row, count)
+        tile = made(row, count)
         return tile.add_(kept.rows(row, count)) if kept.held else tile
 
     rows = _tile_rows(layer) if kept.held else layer.tile_rows or layer.out_features

@@ -18,6 +18,7 @@ from memtrain_cl.ops.matmul_int8 import (
     counter_forward_int8,
     counter_grad_input_int8,
     grad_weight_int8,
+    grad_weight_of_codes,
     int8_product,
 )
 from memtrain_cl.ops.profile import decode_profile, encode_profile, pool_profile, profile_distance, profile_error
@@ -57,6 +58,7 @@ __all__ = [
     "fp8_restore",
     "grad_weight",
     "grad_weight_int8",
+    "grad_weight_of_codes",
     "int8_product",
     "observe_clock_",
     "pack_codes",

@@ -19,6 +19,7 @@ from memtrain_cl.formats import INT8_CHUNK, check_c
 from memtrain_cl.homes import pooled
 from memtrain_cl.inline_vnni import note_inline_vnni
 from memtrain_cl.operand import Operand
+from memtrain_cl.ops.cache import require_cache
 from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
 from memtrain_cl.ops.stochastic import launch_quantize
 from memtrain_cl.ops.ternary import launch_ternary
@@ -237,13 +238,6 @@ def int8_product(
     return result
 
 
-def _require_cache(cache: torch.Tensor | None, state: torch.Tensor, n: int) -> None:
-    if cache is not None:
-        kind = cache.dtype if isinstance(cache, torch.Tensor) and cache.dtype == torch.float16 else torch.int8
-        require_tensor("cache", cache, kind, (state.shape[0], n))
-        require_together(cache=cache, state=state)
-
-
 def require_seed(name: str, seed: Any) -> None:
     """ValueError unless `seed` is one of 32 bits."""
     if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
@@ -266,8 +260,9 @@ def counter_forward_int8(
     C = check_c(C, packed=packed)
     require_tensor("x", x, torch.float32, (None, None))
     out, n = require_layer(state, scale, x.shape[1], packed=packed)
-    _require_cache(cache, state, n)
-    require_together(x=x, state=state)
+    if cache is not None:
+        require_cache(cache, out, n)
+    require_together(x=x, state=state, cache=cache)
     if x.numel() == 0 or out == 0:
         return torch.zeros((x.shape[0], out), device=x.device)
     device = ready_device(x)
@@ -304,8 +299,9 @@ def counter_grad_input_int8(
     out, n = require_layer(state, scale, in_features, packed=packed)
     require_tensor("grad_out", grad_out, torch.float32, (None, out))
     require_seed("seed", seed)
-    _require_cache(cache, state, n)
-    require_together(grad_out=grad_out, state=state)
+    if cache is not None:
+        require_cache(cache, out, n)
+    require_together(grad_out=grad_out, state=state, cache=cache)
     if grad_out.numel() == 0 or n == 0:
         return torch.zeros((grad_out.shape[0], n), device=grad_out.device)
     device = ready_device(grad_out)
@@ -314,6 +310,16 @@ def counter_grad_input_int8(
         arrays = (cross.read(grad_out), cross.read(state), cross.read(scale))
         launch_grad_input_int8(device, *arrays, target, C=C, packed=packed, seed=seed)
     return grad_x
+
+
+def _rows_of_tile(out: int, row_offset: int, rows: int | None, chunk: int) -> int:
+    """The rows of a tile of a gradient of `out` rows, once it lies within it and the chunk is possible."""
+    if not 0 < chunk <= INT8_CHUNK:
+        raise ValueError(f"expected a chunk of 1..{INT8_CHUNK} tokens, got {chunk}")
+    count = out - row_offset if rows is None else rows
+    if not (0 <= row_offset <= out and 0 <= count <= out - row_offset):
+        raise ValueError(f"expected rows {row_offset}..{row_offset + count} within {out}")
+    return count
 
 
 def grad_weight_int8(
@@ -334,12 +340,7 @@ def grad_weight_int8(
     require_tensor("grad_out", grad_out, torch.float32, (x.shape[0], None))
     require_seed("seed_grad", seed_grad)
     require_seed("seed_input", seed_input)
-    if not 0 < chunk <= INT8_CHUNK:
-        raise ValueError(f"expected a chunk of 1..{INT8_CHUNK} tokens, got {chunk}")
-    out = grad_out.shape[1]
-    count = out - row_offset if rows is None else rows
-    if not (0 <= row_offset <= out and 0 <= count <= out - row_offset):
-        raise ValueError(f"expected rows {row_offset}..{row_offset + count} within {out}")
+    count = _rows_of_tile(grad_out.shape[1], row_offset, rows, chunk)
     require_together(grad_out=grad_out, x=x)
     if count * x.numel() == 0:
         return torch.zeros((count, x.shape[1]), device=x.device)
@@ -348,6 +349,40 @@ def grad_weight_int8(
         grad_w, target = cross.output((count, x.shape[1]))
         codes = launch_gradient_codes(
             device, cross.read(grad_out), cross.read(x), seed_grad=seed_grad, seed_input=seed_input
+        )
+        launch_grad_weight_int8(device, codes, target, row_offset, chunk=chunk)
+    return grad_w
+
+
+def grad_weight_of_codes(
+    grad_codes: torch.Tensor,
+    grad_scale: torch.Tensor,
+    x_codes: torch.Tensor,
+    x_scale: torch.Tensor,
+    row_offset: int = 0,
+    rows: int | None = None,
+    *,
+    chunk: int = INT8_CHUNK,
+) -> torch.Tensor:
+    """`grad_weight_int8` from codes made once for many tiles, by ``quantize_int8(..., dim=0, transposed=True)``: int8
+    [out, M] of grad_out and [in, M] of x, their scales float32 [out] and [in].
+    """
+    require_tensor("grad_codes", grad_codes, torch.int8, (None, None))
+    out, m = grad_codes.shape
+    require_tensor("x_codes", x_codes, torch.int8, (None, m))
+    n = x_codes.shape[0]
+    require_tensor("grad_scale", grad_scale, torch.float32, (out,))
+    require_tensor("x_scale", x_scale, torch.float32, (n,))
+    count = _rows_of_tile(out, row_offset, rows, chunk)
+    require_together(grad_codes=grad_codes, grad_scale=grad_scale, x_codes=x_codes, x_scale=x_scale)
+    if count * n * m == 0:
+        return torch.zeros((count, n), device=x_codes.device)
+    device = ready_device(x_codes)
+    with Crossing(device, x_codes) as cross:
+        grad_w, target = cross.output((count, n))
+        codes = GradientCodes(
+            Codes(cross.read(grad_codes), out, m, m, scale=cross.read(grad_scale)),
+            Codes(cross.read(x_codes), n, m, m, scale=cross.read(x_scale)),
         )
         launch_grad_weight_int8(device, codes, target, row_offset, chunk=chunk)
     return grad_w

@@ -37,6 +37,7 @@ from memtrain_cl.reference.matmul_int8 import (
     counter_forward_int8,
     counter_grad_input_int8,
     grad_weight_int8,
+    grad_weight_of_codes,
     int8_product,
 )
 from memtrain_cl.reference.profile import decode_profile, encode_profile, pool_profile, profile_distance, profile_error
@@ -80,6 +81,7 @@ __all__ = [
     "fp8_restore",
     "grad_weight",
     "grad_weight_int8",
+    "grad_weight_of_codes",
     "hash_u32",
     "int8_product",
     "observe_clock_",

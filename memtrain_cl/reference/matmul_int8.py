@@ -77,11 +77,25 @@ def grad_weight_int8(
     chunk: int = INT8_CHUNK,
 ) -> torch.Tensor:
     """grad_w float32 [R, in] of grad_out [M, out] and x [M, in]. seeds: those of the streams. chunk: of tokens."""
-    stop = None if rows is None else row_offset + rows
-    a, a_scale = (part[row_offset:stop] for part in quantize_int8(grad_out, dim=0, seed=seed_grad, transposed=True))
-    b, b_scale = quantize_int8(x, dim=0, seed=seed_input, transposed=True)
-    total = torch.zeros(a.shape[0], b.shape[0])
-    for first in range(0, x.shape[0], chunk):
+    grad_codes = quantize_int8(grad_out, dim=0, seed=seed_grad, transposed=True)
+    x_codes = quantize_int8(x, dim=0, seed=seed_input, transposed=True)
+    return grad_weight_of_codes(*grad_codes, *x_codes, row_offset, rows, chunk=chunk)
+
+
+def grad_weight_of_codes(
+    grad_codes: torch.Tensor,
+    grad_scale: torch.Tensor,
+    x_codes: torch.Tensor,
+    x_scale: torch.Tensor,
+    row_offset: int = 0,
+    rows: int | None = None,
+    *,
+    chunk: int = INT8_CHUNK,
+) -> torch.Tensor:
+    """The same from the codes int8 [out, M] and [in, M] of both, and their scales [out] and [in]."""
+    tile = slice(row_offset, None if rows is None else row_offset + rows)
+    total = torch.zeros(len(grad_codes[tile]), len(x_codes))
+    for first in range(0, x_codes.shape[1], chunk):
         part = slice(first, first + chunk)
-        total = total + _sums(a[:, part], b[:, part]).to(torch.float32)
-    return total * (a_scale[:, None] * b_scale)
+        total = total + _sums(grad_codes[tile, part], x_codes[:, part]).to(torch.float32)
+    return total * (grad_scale[tile, None] * x_scale)
