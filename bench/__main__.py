@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import aten, attention, counter, fp8, int8, layer, matmul, model, sharing, stochastic
+from bench import aten, attention, counter, fp8, int8, layer, matmul, model, profile, sharing, stochastic
 from bench.harness import Bench
 from memtrain_cl.device import get_device, use_device
 
@@ -18,6 +18,7 @@ FAMILIES = {
     "layer": layer.run,
     "matmul": matmul.run,
     "model": model.run,
+    "profile": profile.run,
     "sharing": sharing.run,
     "stochastic": stochastic.run,
 }
