@@ -323,7 +323,7 @@ def _child(results: Connection, label: str, ordinal: int, kernels: Sequence[tupl
     device = get_device(info.index)
     if small:
         # Oclgrind 21.10 keeps the size of a freed buffer in its books for the one that comes after it, and reports what
-        # lies beyond as uninitialised: so none is freed.
+        # lies beyond as uninitialised: so none is freed, nor taken again by another tensor.
         device.kept["alive"] = []
     for file, kernel in kernels:
         results.send((file, kernel))
