@@ -1,7 +1,8 @@
 """The state of an optimizer as a safetensors file: its tensors by name, the rest of its state_dict as JSON beside them.
 
     <path>          a tensor, named by where it stands in the state_dict: "state.0.exp_avg"
-    metadata        one key, JSON {"format": 1, "state_dict": tree, "sha256": {"<path>": hex of its bytes}}
+    metadata        one key, JSON {"format": 1, "state_dict": tree, "sha256": {"<path>": hex of its bytes},
+                    "header_sha256": hex of the rest of this JSON and of each tensor's name, dtype and shape}
 
 In the tree a dict is {"dict": [[key, value], ...]}, a tuple {"tuple": [...]}, a tensor {"tensor": "<path>"}; lists,
 words, finite numbers, true, false and null are themselves. So it serves every optimizer of torch's kind.
@@ -13,9 +14,17 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from memtrain_cl.export.container import Container, Tensor, tensor_bytes, tensor_from_bytes, write_container
+from memtrain_cl.export.container import (
+    Container,
+    Tensor,
+    code_and_shape,
+    tensor_bytes,
+    tensor_from_bytes,
+    write_container,
+)
 from memtrain_cl.export.hostile import corrupt, strict_json
 from memtrain_cl.export.packed import to_tensor, to_torch
 
@@ -37,8 +46,15 @@ def save_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
     tensors: dict[str, Tensor] = {}
     tree = _packed(optimizer.state_dict(), "", tensors)
     sums = {name: hashlib.sha256(tensor_bytes(tensor).data).hexdigest() for name, tensor in tensors.items()}
-    text = json.dumps({"format": FORMAT, "state_dict": tree, "sha256": sums}, allow_nan=False)
+    content = {"format": FORMAT, "state_dict": tree, "sha256": sums}
+    header = {name: code_and_shape(tensor) for name, tensor in tensors.items()}
+    text = json.dumps({**content, "header_sha256": _sum_of(content, header)}, allow_nan=False)
     write_container(path, tensors, text, KEY)
+
+
+def _sum_of(content: dict[str, Any], header: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+    plain = [content, {name: [code, list(shape)] for name, (code, shape) in header.items()}]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
@@ -57,10 +73,15 @@ def read_optimizer(path: Path) -> dict[str, Any]:
         if text is None:
             raise corrupt(path, "__metadata__", f"the key {KEY!r} of an optimizer's file", sorted(container.metadata))
         content = strict_json(text, path, KEY)
-        if not isinstance(content, dict) or content.keys() != {"format", "state_dict", "sha256"}:
-            raise corrupt(path, KEY, "format, state_dict and sha256", content)
+        if not isinstance(content, dict) or content.keys() != {"format", "state_dict", "sha256", "header_sha256"}:
+            raise corrupt(path, KEY, "format, state_dict, sha256 and header_sha256", content)
         if content["format"] != FORMAT:
             raise corrupt(path, f"{KEY}: format", str(FORMAT), content["format"])
+        total = content.pop("header_sha256")
+        header = {name: (entry.code, entry.shape) for name, entry in container.entries.items()}
+        found = _sum_of(content, header)
+        if found != total:
+            raise corrupt(path, "header_sha256", str(total), found)
         sums = content["sha256"]
         if not isinstance(sums, dict) or sums.keys() != container.entries.keys():
             raise corrupt(path, f"{KEY}: sha256", f"sums of {sorted(container.entries)}", sums)

@@ -90,6 +90,8 @@ def checked(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_groups(current: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
     """ValueError unless saved groups can take the place of these."""
+    if not all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in saved):
+        raise ValueError("expected parameter groups with their parameters' numbers, got others")
     sizes = [len(group["params"]) for group in current]
     if [len(group["params"]) for group in saved] != sizes:
         raise ValueError(f"expected groups of {sizes} parameters, got {[len(group['params']) for group in saved]}")
