@@ -19,7 +19,7 @@ from memtrain_cl.ops.fp8 import fp8_cast_counted
 from memtrain_cl.ops.stochastic import FLOATING_DTYPES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fp8CastResult:
     """A tensor after `fp8_cast_with_guard`, and the receipt.
 
