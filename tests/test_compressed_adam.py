@@ -78,7 +78,8 @@ def test_seeds_and_places_of_parameters_make_the_noise(device: Device) -> None:
     for room in rooms(device).values():
         mine = [torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16, device=room.place)) for _ in range(3)]
         options: dict[str, Any] = {"lr": 1e-3, "compression_method": "int8", "ops": room.ops}
-        optimizer = CompressedAdam([{"params": mine[:2]}, {"params": mine[2:], "seed": 1}], **options)
+        groups: list[dict[str, Any]] = [{"params": mine[:2]}, {"params": mine[2:], "seed": 1}]
+        optimizer = CompressedAdam(groups, **options)
         for parameter in mine:
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()

@@ -228,7 +228,8 @@ def regression() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return (model(x) - y).square().mean()
+    loss: torch.Tensor = (model(x) - y).square().mean()
+    return loss
 
 
 @pytest.mark.parametrize("method", list(RUNS))
