@@ -3,6 +3,7 @@ Codes of few bits in memory, a vector of WIDTH as numbers at a time. Expects GPU
 "int8", "uint8", "int16", or "int4", two codes in a byte, lo | hi << 4, each as code + 8; its rows have an even length.
 
 put_codes(p, at, left, codes)    writes the first `left` of them as elements at, at + 1, ... of p; where ALIGNED all of them
+put_whole(p, at, left, codes)    the same of integers, but for int4, of which the low bits count
 take_codes(p, at, left)          reads them
 </%doc>
 <%
@@ -29,6 +30,23 @@ inline ulong draw_apart(uint packed) {
     return (word | word << 4) & 0x0f0f0f0f0f0f0f0fUL;
 }
 
+% if CODES != "int4":
+inline void put_whole(__global ${CODE} *p, ulong at, uint left, int${WIDTH} codes) {
+    p += at;
+% if GPU and ALIGNED:
+    *(__global ${CODE}4 *)p = convert_${CODE}4(codes);
+% else:
+    if (left >= ${WIDTH}) {
+        vstore${WIDTH}(convert_${CODE}${WIDTH}(codes), 0, p);
+        return;
+    }
+    int own[${WIDTH}];
+    vstore${WIDTH}(codes, 0, own);
+    for (uint i = 0; i < left; i++) p[i] = (${CODE})own[i];
+% endif
+}
+
+% endif
 inline void put_codes(__global ${CODE} *p, ulong at, uint left, float${WIDTH} codes) {
 % if CODES == "int4":
     const uint${WIDTH} bits = as_uint${WIDTH}(codes + (WHOLE_MAGIC + 8.0f)) & 15u;
@@ -50,19 +68,7 @@ inline void put_codes(__global ${CODE} *p, ulong at, uint left, float${WIDTH} co
     }
 % endif
 % else:
-    const int${WIDTH} whole = as_int${WIDTH}(codes + WHOLE_MAGIC);
-    p += at;
-% if GPU and ALIGNED:
-    *(__global ${CODE}4 *)p = convert_${CODE}4(whole);
-% else:
-    if (left >= ${WIDTH}) {
-        vstore${WIDTH}(convert_${CODE}${WIDTH}(whole), 0, p);
-        return;
-    }
-    int own[${WIDTH}];
-    vstore${WIDTH}(whole, 0, own);
-    for (uint i = 0; i < left; i++) p[i] = (${CODE})own[i];
-% endif
+    put_whole(p, at, left, as_int${WIDTH}(codes + WHOLE_MAGIC));
 % endif
 }
 

@@ -3,10 +3,9 @@ Numbers in 8 bits, a scale a block, as memtrain_cl/reference/blockwise.py states
 GPU, ALIGNED, CODING ("linear" or "dynamic"), CHANCE (codes are rounded stochastically), CODES ("int8" for linear, "uint8" for dynamic), and
 _rows.cl, _codes.cl, _quantize.cl.
 
-block_scale(most)     the scale of a block whose largest magnitude has these bits; NaN where it is not finite
-block_divisor(most), block_least(most)    of the same: what numbers are divided by, and the least bits of a magnitude that counts
-encode_<kind>(v, divisor, least, positive, ...)    the codes of WIDTH numbers, as numbers; kind: signed or unsigned, which are one where
-                      linear; positive: one above 0 that counts keeps a code above that of 0
+coder_of(most)        the scale of a block whose largest magnitude has these bits (NaN where it is not finite), and what it takes to encode
+encode_<kind>(v, coder, positive, ...)    integers whose low bits are the codes of WIDTH numbers; kind: signed or unsigned, which are one
+                      where linear; positive: one above 0 that counts keeps a code above that of 0
 decode_<kind>(codes, at, left, ...)    WIDTH numbers, still to be multiplied by the scale; what lies beyond `left` of them is 0
 where `...` is the map if dynamic, then, if CHANCE, uniform numbers. The map is 256 numbers in order, 255 midpoints, and as much for the
 unsigned map from MAP_UNSIGNED on. On GPUs it lies in local memory, where work-items read different places at once.
@@ -21,27 +20,52 @@ N = WIDTH
 %>
 // The bits of 127 * 2^-126: the scale of a block that has such a number is a normal one.
 #define LEAST_BLOCK 0x03fe0000u
+// The bits of WHOLE_MAGIC.
+#define WHOLE_BITS 0x4b400000
 #define MAP_SIZE 512
 #define MAP_UNSIGNED 512
 
-inline uint block_counts(uint most) { return most >= LEAST_BLOCK && most < LEAST_INFINITE; }
+typedef struct {
+    float scale;
+    // What numbers are divided by; what they are multiplied by for an estimate of that, 0 where it could be a bad one.
+    float divisor, inverse;
+    // The least bits of a magnitude that counts.
+    uint least;
+} coder;
 
-inline float block_divisor(uint most) { return block_counts(most) ? as_float(most)${" / 127.0f" if CODING == "linear" else ""} : 1.0f; }
+inline coder coder_of(uint most) {
+    const uint counts = most >= LEAST_BLOCK && most < LEAST_INFINITE;
+    coder own;
+    own.divisor = counts ? as_float(most)${" / 127.0f" if CODING == "linear" else ""} : 1.0f;
+    own.inverse = counts && own.divisor >= 0x1p-100f ? 1.0f / own.divisor : 0.0f;
+    own.least = counts ? LEAST_NORMAL : 0xffffffffu;
+    own.scale = as_float(most < LEAST_INFINITE ? as_uint(own.divisor) : 0x7fc00000u);
+    return own;
+}
 
-inline float block_scale(uint most) { return as_float(most < LEAST_INFINITE ? as_uint(block_divisor(most)) : 0x7fc00000u); }
-
-inline uint block_least(uint most) { return block_counts(most) ? LEAST_NORMAL : 0xffffffffu; }
+inline vec quotient(vec v, coder own) { return select((vec)(0.0f), v, magnitudes(v) >= own.least) / own.divisor; }
 
 % if CODING == "linear":
 % for kind in ("signed", "unsigned"):
 inline vec decode_${kind}(const __global char *codes, ulong at, uint left) { return take_codes(codes, at, left); }
 
-inline vec nearest_${kind}(vec y${DRAWN}) {
+inline int${N} encode_${kind}(vec v, coder own, uint positive${DRAWN}) {
 % if CHANCE:
+    const vec y = quotient(v, own);
     const vec below = floor(y);
-    return clamp(select(below, below + 1.0f, u < y - below), -127.0f, 127.0f);
+    const int${N} code = convert_int${N}(clamp(select(below, below + 1.0f, u < y - below), -127.0f, 127.0f));
+    return select(code, max(code, 1), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
 % else:
-    return clamp(rint(y), -127.0f, 127.0f);
+    // Adding the magic number rounds half to even. A product with the inverse rounds as the quotient does, unless that lies near a half.
+    const vec y = v * own.inverse;
+    const vec rounded = y + WHOLE_MAGIC;
+    const vec rest = fabs(y - (rounded - WHOLE_MAGIC));
+    if (own.inverse > 0.0f && !any(rest > 0.4999f)) {
+        const int${N} code = as_int${N}(rounded);
+        return positive ? select(code, max(code, WHOLE_BITS + 1), as_int${N}(v) >= (int)LEAST_NORMAL) : code;
+    }
+    const int${N} code = as_int${N}(quotient(v, own) + WHOLE_MAGIC);
+    return select(code, max(code, WHOLE_BITS + 1), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
 % endif
 }
 
@@ -79,7 +103,8 @@ for decade in range(7):
 }
 
 // `k` counts from the map's zero. Its estimate is off by one at most, which the map's own numbers decide.
-inline vec nearest_${kind}(vec y${MAP}${DRAWN}) {
+inline int${N} encode_${kind}(vec v, coder own, uint positive${MAP}${DRAWN}) {
+    const vec y = quotient(v, own);
 % if kind == "signed":
     const vec a = fabs(y);
     const int${N} below = y < 0.0f;
@@ -107,17 +132,9 @@ inline vec nearest_${kind}(vec y${MAP}${DRAWN}) {
     k = select(k, -min(k, 127), below);
 % endif
 % endif
-    return convert_float${N}(k + ${zero});
+    k = select(k, max(k, 1), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
+    return k + ${zero};
 }
 
 % endfor
 % endif
-% for kind, least in (("signed", 128 if CODING == "dynamic" else 1), ("unsigned", 1)):
-inline vec encode_${kind}(vec v, float divisor, uint least, uint positive${MAP}${DRAWN}) {
-    const int${N} counts = magnitudes(v) >= least;
-    const vec y = select((vec)(0.0f), v, counts) / divisor;
-    const vec code = nearest_${kind}(y${OF_MAP}${OF_DRAWN});
-    return select(code, max(code, ${least}.0f), counts & (v > 0.0f) & (positive ? -1 : 0));
-}
-
-% endfor

@@ -34,7 +34,7 @@ SEEDED = ", const uint seed" if CHANCE else ""
 OF_UNIFORM = f", uniform_of_{WIDTH}(heads_at(at + J), seed ^ seed >> 16)" if CHANCE else ""
 
 def coded(v, j):
-    return f"encode_{KIND}({v}, divisor, least, positive{OF_MAP}{OF_UNIFORM.replace('J', j)})"
+    return f"encode_{KIND}({v}, own, positive{OF_MAP}{OF_UNIFORM.replace('J', j)})"
 %>
 <%def name="map_known()">
 % if CODING == "dynamic" and GPU:
@@ -89,7 +89,8 @@ void quantize_blocks(const __global ${X_TYPE} *x, __global ${CODE_TYPE} *codes, 
         }
 % endif
         const uint most = lanes_max(highest(most_4), scratch + slot * ${LANES + MOST_STAGE}, lane);
-        if (lane == 0 && units) scales[block] = block_scale(most);
+        const coder own = coder_of(most);
+        if (lane == 0 && units) scales[block] = own.scale;
 % else:
         // Two, because each waits for the one before it.
         uint8 most_a = (uint8)(0), most_b = (uint8)(0);
@@ -100,25 +101,24 @@ void quantize_blocks(const __global ${X_TYPE} *x, __global ${CODE_TYPE} *codes, 
         }
         for (; i < count; i += 8) most_a = max(most_a, magnitudes(load_left_${X}(x + at + i, count - i, 0.0f)));
         const uint most = highest(max(most_a, most_b));
-        scales[block] = block_scale(most);
+        const coder own = coder_of(most);
+        scales[block] = own.scale;
 % endif
-        const float divisor = block_divisor(most);
-        const uint least = block_least(most);
 % if GPU and HELD:
         #pragma unroll
         for (uint k = 0; k < ${HELD}; k++) {
             const uint j = 4 * (lane + k * ${LANES});
-            if (lane + k * ${LANES} < units) put_codes(codes, at + j, count - j, ${coded("held[k]", "j")});
+            if (lane + k * ${LANES} < units) put_whole(codes, at + j, count - j, ${coded("held[k]", "j")});
         }
 % elif GPU:
         for (uint j = 4 * lane; j < count; j += ${4 * LANES}) {
             const vec v = load_left_${X}(x + at + j, count - j, 0.0f);
-            put_codes(codes, at + j, count - j, ${coded("v", "j")});
+            put_whole(codes, at + j, count - j, ${coded("v", "j")});
         }
 % else:
         for (uint j = 0; j < count; j += 8) {
             const vec v = load_left_${X}(x + at + j, count - j, 0.0f);
-            put_codes(codes, at + j, count - j, ${coded("v", "j")});
+            put_whole(codes, at + j, count - j, ${coded("v", "j")});
         }
 % endif
     }

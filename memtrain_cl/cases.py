@@ -19,6 +19,7 @@ from typing import Any
 
 from memtrain_cl._resources import kernels_dir
 from memtrain_cl.case import Case
+from memtrain_cl.cases_adam import adam_cases
 from memtrain_cl.cases_aten import aten_cases
 from memtrain_cl.cases_blockwise import blockwise_cases
 from memtrain_cl.cases_fp8 import fp8_cases
@@ -352,6 +353,7 @@ CASES: tuple[Case, ...] = (
     *stochastic_cases(),
     *profile_cases(),
     *blockwise_cases(),
+    *adam_cases(),
     *fp8_cases(),
     *aten_cases(),
 )

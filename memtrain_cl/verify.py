@@ -26,8 +26,9 @@ from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_devi
 from memtrain_cl.formats import code_count
 from memtrain_cl.probe import faults
 from memtrain_cl.tuning import groups_share_rows
-from memtrain_cl.verify_fp8 import CHECKS as OF_FP8
+from memtrain_cl.verify_adam import CHECKS as OF_ADAM
 from memtrain_cl.verify_blockwise import CHECKS as OF_BLOCKS
+from memtrain_cl.verify_fp8 import CHECKS as OF_FP8
 from memtrain_cl.verify_int8 import CHECKS as OF_CODES
 from memtrain_cl.verify_profile import CHECKS as OF_PROFILES
 from memtrain_cl.verify_stochastic import CHECKS as OF_ROWS
@@ -246,6 +247,7 @@ CHECKS: dict[str, Callable[[Case], Comparison]] = {
     **OF_ROWS,
     **OF_PROFILES,
     **OF_BLOCKS,
+    **OF_ADAM,
     **OF_FP8,
 }
 

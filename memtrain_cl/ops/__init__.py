@@ -1,6 +1,7 @@
 """One launcher a kernel: check the input, cross the bridge, launch. Names and signatures as `memtrain_cl.reference`."""
 
 from memtrain_cl.formats import effective_bits
+from memtrain_cl.ops.adam import adam_step_
 from memtrain_cl.ops.blockwise import (
     dequantize_blockwise,
     dequantize_int8_blockwise,
@@ -35,6 +36,7 @@ from memtrain_cl.ops.stochastic import (
 from memtrain_cl.ops.ternary import decode_ternary
 
 __all__ = [
+    "adam_step_",
     "advance_clock_",
     "counter_backward_",
     "counter_forward",

@@ -33,8 +33,8 @@ KEPT = 2048
 
 @dataclass(frozen=True)
 class BlockShape:
-    """constants: those of kernels/_rows.cl, and HELD (CPU: whether a block is kept). per: turns of a group or blocks of
-    a CPU's item.
+    """constants: those of kernels/_rows.cl, and HELD (CPU: elements of a block that are kept). per: turns of a group,
+    or blocks of a CPU's item.
     """
 
     constants: dict[str, int]
@@ -43,21 +43,27 @@ class BlockShape:
     per: int
 
 
-def block_shape(device: Device, blocks: int, block_size: int, *, aligned: bool, mapped: bool) -> BlockShape:
+def block_shape(
+    device: Device, blocks: int, block_size: int, *, aligned: bool, mapped: bool, whole: bool = False
+) -> BlockShape:
     """The shape for `blocks` blocks of block_size elements, both positive.
 
-    aligned: every block begins on four elements and ends so. mapped: codes are places in a map.
+    aligned: every block begins on four elements and ends so. mapped: codes are places in a map. whole: an item of a GPU
+    takes one vector of its block and no more, of at most 256 elements.
     """
     if block_size >= SIZE_LIMIT:
         raise UnsupportedDevice(f"expected blocks of fewer than 2^31 elements, got {block_size}")
     info = device.info
     if not groups_share_rows(info):
         per = ceil_div(blocks, info.compute_units * BLOCKS_PER_UNIT)
-        constants = {"GPU": 0, "LANES": 1, "SLOTS": 1, "HELD": int(block_size <= KEPT), "ALIGNED": 0}
+        # Two float32 an element wait in local memory, of which a driver may want a part for itself.
+        held = KEPT if block_size <= KEPT and 0.75 * info.local_mem_bytes >= 2 * 4 * KEPT else 0
+        constants = {"GPU": 0, "LANES": 1, "SLOTS": 1, "HELD": held, "ALIGNED": 0}
         return BlockShape(constants, (ceil_div(blocks, per),), (1,), per)
     units = ceil_div(block_size, 4)
     possible = [lanes for lanes in LANES if lanes <= info.max_work_group_size]
-    lanes = next((lanes for lanes in possible if lanes * HELD >= units), possible[-1])
+    each = 1 if whole else HELD
+    lanes = next((lanes for lanes in possible if lanes * each >= units), possible[-1])
     held = next((held for held in (HELD, 2 * HELD) if lanes * held >= units), 0)
     slots = max(1, GROUP // lanes)
     groups = ceil_div(blocks, slots)
