@@ -1,9 +1,7 @@
 <%doc>
-What a step does to WIDTH elements, and how weights of 16 bits are written, for kernels/adam.cl. A gradient counts unless its magnitude's bits are
-above GRADIENT_MAX.
+What a step does to WIDTH elements, for kernels/adam.cl. A gradient counts unless its magnitude's bits are above GRADIENT_MAX.
 
 adam_update(g, p, m, s, rule)    changes p, m and s (v where CODING is "dense") by the gradient g
-written(p, ...)                  p as a number of PARAM, stochastically where it has 16 bits; `...` are uniform numbers there
 note_skipped(skipped, step)      a tensor's step is left out, or a block of it
 </%doc>
 typedef struct {
@@ -31,31 +29,7 @@ inline void adam_update(vec g, vec *p, vec *m, vec *s, adam_rule rule) {
 % endif
 }
 
-% if PARAM == "bfloat16":
-// Of the magnitude's bits the lower half is what lies between two numbers of the type.
-inline vec written(vec p, vec u) {
-    const uint${WIDTH} magnitude = magnitudes(p);
-    const vec between = convert_float${WIDTH}(as_int${WIDTH}(magnitude & 0xffffu)) * 1.52587890625e-5f;
-    const uint${WIDTH} up = as_uint${WIDTH}(u < between) & 0x10000u;
-    const uint${WIDTH} rounded = min((magnitude & 0xffff0000u) + up, 0x7f7f0000u);
-    const uint${WIDTH} kept = select(magnitude, rounded, magnitude < LEAST_INFINITE);
-    return as_float${WIDTH}(kept | (as_uint${WIDTH}(p) & 0x80000000u));
-}
-% elif PARAM == "float16":
-// Below 2^-14 numbers of the type lie 2^-24 apart; above, as many in each power of two.
-inline vec written(vec p, vec u) {
-    const uint${WIDTH} magnitude = magnitudes(p);
-    const vec between = convert_float${WIDTH}(as_int${WIDTH}(magnitude & 0x1fffu)) * 1.220703125e-4f;
-    const uint${WIDTH} up = as_uint${WIDTH}(u < between) & 0x2000u;
-    const uint${WIDTH} normal = min((magnitude & 0xffffe000u) + up, 0x477fe000u);
-    const vec small = as_float${WIDTH}(magnitude) * 16777216.0f;
-    const vec below = floor(small);
-    const vec rounded = select(below, below + 1.0f, u < small - below) * 5.9604644775390625e-8f;
-    const uint${WIDTH} finite = select(as_uint${WIDTH}(rounded), normal, magnitude >= 0x38800000u);
-    const uint${WIDTH} kept = select(magnitude, finite, magnitude < LEAST_INFINITE);
-    return as_float${WIDTH}(kept | (as_uint${WIDTH}(p) & 0x80000000u));
-}
-% endif
+#include "_written.cl"
 
 inline void note_skipped(volatile __global int *skipped, int step) {
     skipped[0]++;

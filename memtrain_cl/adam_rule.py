@@ -11,7 +11,7 @@ import numbers
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memtrain_cl.formats import LR_MAX, hash_number, stream_seed
+from memtrain_cl.formats import LR_MAX, step_seed
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +120,7 @@ class AdamStep:
 
     def seed_of(self, seed: int, stream: int) -> int:
         """The seed of a stream in this step, of a tensor whose own seed is `seed`; uint32."""
-        return stream_seed(hash_number(seed ^ hash_number(self.step)), stream)
+        return step_seed(seed, self.step, stream)
 
 
 @dataclass

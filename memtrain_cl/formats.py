@@ -17,8 +17,9 @@ Codes of rows in few bits
 
 from __future__ import annotations
 
+import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,11 @@ def stream_seed(seed: int, stream: int) -> int:
     return seed if stream == 0 else hash_number(seed + stream * 0x9E3779B9)
 
 
+def step_seed(seed: int, step: int, stream: int) -> int:
+    """The seed of a stream in a step of an optimizer, of a tensor whose own seed is `seed`; uint32."""
+    return stream_seed(hash_number(seed ^ hash_number(step)), stream)
+
+
 def code_count(C: int) -> int:
     """Number of codes in use, 3(2C-1)."""
     return 3 * (2 * C - 1)
@@ -102,6 +108,42 @@ def check_bits(bits: Any) -> int:
 def code_levels(bits: int) -> int:
     """The largest code of so many bits, 2^(bits-1) - 1."""
     return (1 << bits - 1) - 1
+
+
+#: Lengths of blocks that are rotated by a regular Hadamard matrix on a device.
+ROTATIONS = (1, 4, 16, 64, 256)
+
+
+def largest_pow4_divisor(d: int) -> int:
+    """The largest power of 4 that divides d, an integer >= 1 (ValueError otherwise)."""
+    if isinstance(d, bool) or not isinstance(d, numbers.Integral) or int(d) < 1:
+        raise ValueError(f"expected d as an integer >= 1, got {d!r}")
+    power = 1
+    while int(d) % (4 * power) == 0:
+        power *= 4
+    return power
+
+
+def row_length(shape: Sequence[int]) -> int:
+    """Elements of a row where a tensor is seen as rows [shape[0], numel/shape[0]]; 1 of a number, and of no rows."""
+    return math.prod(shape[1:]) or 1
+
+
+def row_rotation(columns: int) -> int:
+    """The blocks in which rows of so many elements are rotated: min(256, largest power of 4); 1, none, below 16."""
+    rot = min(ROTATIONS[-1], largest_pow4_divisor(columns))
+    return rot if rot >= 16 else 1
+
+
+def check_rotation(rot: Any, columns: int | None = None, *, largest: int | None = ROTATIONS[-1]) -> int:
+    """rot as an int; ValueError unless it is a power of 4 up to `largest` and divides `columns` (None: any)."""
+    whole = isinstance(rot, numbers.Integral) and not isinstance(rot, bool) and int(rot) >= 1
+    if not whole or largest_pow4_divisor(int(rot)) != int(rot) or (largest is not None and int(rot) > largest):
+        known = "a power of 4" if largest is None else f"one of {', '.join(map(str, ROTATIONS))}"
+        raise ValueError(f"expected rot as {known}, got {rot!r}")
+    if columns is not None and columns % int(rot):
+        raise ValueError(f"expected rows that rot={rot} divides, got rows of {columns}")
+    return int(rot)
 
 
 def effective_bits(bits: float, row_len: int, scale_bits: float = 16) -> float:

@@ -26,6 +26,7 @@ PACKAGE = ROOT / "memtrain_cl"
 #: A room imports rooms of its own level or below. `reference` stands beside this order: see REFERENCE_IMPORTS.
 LEVELS = {
     "adam_rule": 0,
+    "automagic_rule": 0,
     "code_maps": 0,
     "elements": 0,
     "errors": 0,
@@ -79,7 +80,7 @@ LEVELS = {
     "lm": 5,
     "cli": 6,
 }
-REFERENCE_IMPORTS = {"adam_rule", "code_maps", "errors", "formats", "reference"}
+REFERENCE_IMPORTS = {"adam_rule", "automagic_rule", "code_maps", "errors", "formats", "reference"}
 #: The oracle checks the launchers and must not lean on them, nor they on it; commands compare the two, a layer packs
 #: its first state with the oracle's codec, since making a layer opens no device.
 REFERENCE_USERS = {

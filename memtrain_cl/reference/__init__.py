@@ -5,6 +5,7 @@ It favours simplicity over speed, shares no code with the launchers, and imports
 
 from memtrain_cl.formats import effective_bits
 from memtrain_cl.reference.adam import adam_step_
+from memtrain_cl.reference.automagic import add_rounded_, automagic_rate_, automagic_step_
 from memtrain_cl.reference.blockwise import (
     dequantize_blockwise,
     dequantize_int8_blockwise,
@@ -32,6 +33,15 @@ from memtrain_cl.reference.counter import (
 )
 from memtrain_cl.reference.fp8 import fp8_cast, fp8_cast_counted, fp8_restore
 from memtrain_cl.reference.from_io import counter_update_from_io_, counter_update_from_io_hashsr, wants_from_io
+from memtrain_cl.reference.hadamard import (
+    decode_rotated,
+    dequantize_int8_rows,
+    encode_rotated,
+    largest_pow4_divisor,
+    quantize_int8_rows,
+    regular_hadamard,
+    rotate,
+)
 from memtrain_cl.reference.matmul import counter_backward_, counter_forward, counter_grad_input, grad_weight
 from memtrain_cl.reference.matmul_int8 import (
     counter_forward_int8,
@@ -56,7 +66,10 @@ from memtrain_cl.reference.ternary import decode_ternary
 
 __all__ = [
     "adam_step_",
+    "add_rounded_",
     "advance_clock_",
+    "automagic_rate_",
+    "automagic_step_",
     "counter_backward_",
     "counter_forward",
     "counter_forward_int8",
@@ -68,13 +81,16 @@ __all__ = [
     "counter_update_hashsr",
     "decode_dense",
     "decode_profile",
+    "decode_rotated",
     "decode_state",
     "decode_ternary",
     "dequantize_blockwise",
     "dequantize_codes",
     "dequantize_int8_blockwise",
+    "dequantize_int8_rows",
     "effective_bits",
     "encode_profile",
+    "encode_rotated",
     "encode_state",
     "fp8_cast",
     "fp8_cast_counted",
@@ -84,6 +100,7 @@ __all__ = [
     "grad_weight_of_codes",
     "hash_u32",
     "int8_product",
+    "largest_pow4_divisor",
     "observe_clock_",
     "pack_codes",
     "pack_int4",
@@ -95,8 +112,11 @@ __all__ = [
     "quantize_codes",
     "quantize_int8",
     "quantize_int8_blockwise",
+    "quantize_int8_rows",
     "refresh_cache_",
+    "regular_hadamard",
     "restore_rows",
+    "rotate",
     "row_statistics",
     "save_rows",
     "stochastic_quantize",

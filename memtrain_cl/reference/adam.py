@@ -16,12 +16,8 @@ above zero, so that no q divides a moment by eps alone. An element whose m, s an
 A gradient counts as finite up to 2^63 in magnitude. One that does not leaves out its tensor, or its block with
 skip="block": weights and moments stay as they are, and `skipped` tells.
 
-bfloat16 and float16 weights are widened, updated, and rounded stochastically as they are written:
-
-    x = (k + f)*q, q the spacing of the type's numbers at x, k whole, 0 <= f < 1 (of the magnitude; the sign is kept)
-    written: (k + (u < f))*q, u = uniform01(seed_of(seed, STREAM_WEIGHT) ^ hash_index(flat index))
-
-so that numbers of the type stay and the mean is x. A finite x beyond the type's largest number becomes that.
+bfloat16 and float16 weights are widened, updated, and rounded stochastically as they are written
+(`memtrain_cl.reference.rounding`), with seed_of(seed, STREAM_WEIGHT).
 """
 
 from __future__ import annotations
@@ -39,11 +35,8 @@ from memtrain_cl.adam_rule import (
     AdamTensor,
 )
 from memtrain_cl.reference.blockwise import dequantize_blockwise, quantize_blockwise
-from memtrain_cl.reference.codes import hash_index, uniform01
 from memtrain_cl.reference.profile import decode_profile, encode_profile
-
-#: The bits after a number's first, and the exponent of the smallest normal number.
-_GRIDS = {torch.bfloat16: (7, -126), torch.float16: (10, -14)}
+from memtrain_cl.reference.rounding import round_to
 
 
 def _float32(value: float) -> torch.Tensor:
@@ -53,19 +46,6 @@ def _float32(value: float) -> torch.Tensor:
 def _sqrt(values: torch.Tensor) -> torch.Tensor:
     # torch's own float32 root is off by one place now and then; through float64 the result is rounded right.
     return torch.sqrt(values.to(torch.float64)).to(torch.float32)
-
-
-def round_to(x: torch.Tensor, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """float32 x, stochastically rounded to bfloat16 or float16 (see above); seed: uint32, the stream's own."""
-    bits, least = _GRIDS[dtype]
-    magnitude = x.double().abs()
-    exponent = (torch.frexp(magnitude).exponent - 1).clamp_min(least)
-    spacing = torch.ldexp(torch.ones_like(magnitude), exponent - bits)
-    y = magnitude / spacing
-    whole = torch.floor(y)
-    u = uniform01(seed ^ hash_index(torch.arange(x.numel()).reshape(x.shape)))
-    rounded = ((whole + (u < y - whole)) * spacing).clamp_max(torch.finfo(dtype).max)
-    return torch.copysign(torch.where(torch.isfinite(x), rounded, magnitude), x).to(dtype)
 
 
 Tables = tuple[torch.Tensor, torch.Tensor]
