@@ -23,6 +23,7 @@ from memtrain_cl.cases_adam import adam_cases
 from memtrain_cl.cases_aten import aten_cases
 from memtrain_cl.cases_blockwise import blockwise_cases
 from memtrain_cl.cases_fp8 import fp8_cases
+from memtrain_cl.cases_hadamard import hadamard_cases
 from memtrain_cl.cases_int8 import int8_cases
 from memtrain_cl.cases_profile import profile_cases
 from memtrain_cl.cases_stochastic import stochastic_cases
@@ -355,12 +356,14 @@ CASES: tuple[Case, ...] = (
     *blockwise_cases(),
     *adam_cases(),
     *fp8_cases(),
+    *hadamard_cases(),
     *aten_cases(),
 )
 
 #: Kernels that a template names by a constant of its own, and the names that it then makes.
 _NAMED_BY_TEMPLATE = {
     "PROFILE_KERNEL": ("encode_profile", "decode_profile", "standardize_profile", "profile_errors"),
+    "HADAMARD_KERNEL": ("rotate_blocks", "decode_rotated_rows"),
     "attention_KERNEL": ("attention_grad_key", "attention_grad_value", "attention_grad_key_value"),
     "ROWS_KERNEL": ("quantize_rows", "absmax_rows", "scaled_rows", "dequantize_rows"),
     "COLUMNS_KERNEL": ("absmax_columns", "scaled_columns", "dequantize_columns"),

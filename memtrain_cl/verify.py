@@ -29,6 +29,7 @@ from memtrain_cl.tuning import groups_share_rows
 from memtrain_cl.verify_adam import CHECKS as OF_ADAM
 from memtrain_cl.verify_blockwise import CHECKS as OF_BLOCKS
 from memtrain_cl.verify_fp8 import CHECKS as OF_FP8
+from memtrain_cl.verify_hadamard import CHECKS as OF_ROTATIONS
 from memtrain_cl.verify_int8 import CHECKS as OF_CODES
 from memtrain_cl.verify_profile import CHECKS as OF_PROFILES
 from memtrain_cl.verify_stochastic import CHECKS as OF_ROWS
@@ -249,6 +250,7 @@ CHECKS: dict[str, Callable[[Case], Comparison]] = {
     **OF_BLOCKS,
     **OF_ADAM,
     **OF_FP8,
+    **OF_ROTATIONS,
 }
 
 

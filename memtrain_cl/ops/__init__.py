@@ -14,6 +14,15 @@ from memtrain_cl.ops.codec import decode_dense, pack_codes, unpack_codes
 from memtrain_cl.ops.counter import counter_update_, counter_update_hashsr, row_statistics
 from memtrain_cl.ops.fp8 import fp8_cast, fp8_cast_counted, fp8_restore
 from memtrain_cl.ops.from_io import counter_update_from_io_, counter_update_from_io_hashsr, wants_from_io
+from memtrain_cl.ops.hadamard import (
+    decode_rotated,
+    dequantize_int8_rows,
+    encode_rotated,
+    largest_pow4_divisor,
+    quantize_int8_rows,
+    regular_hadamard,
+    rotate,
+)
 from memtrain_cl.ops.matmul_counter import counter_backward_, counter_forward, counter_grad_input, grad_weight
 from memtrain_cl.ops.matmul_int8 import (
     counter_forward_int8,
@@ -49,12 +58,15 @@ __all__ = [
     "counter_update_hashsr",
     "decode_dense",
     "decode_profile",
+    "decode_rotated",
     "decode_ternary",
     "dequantize_blockwise",
     "dequantize_codes",
     "dequantize_int8_blockwise",
+    "dequantize_int8_rows",
     "effective_bits",
     "encode_profile",
+    "encode_rotated",
     "fp8_cast",
     "fp8_cast_counted",
     "fp8_restore",
@@ -62,6 +74,7 @@ __all__ = [
     "grad_weight_int8",
     "grad_weight_of_codes",
     "int8_product",
+    "largest_pow4_divisor",
     "observe_clock_",
     "pack_codes",
     "pack_int4",
@@ -73,8 +86,11 @@ __all__ = [
     "quantize_codes",
     "quantize_int8",
     "quantize_int8_blockwise",
+    "quantize_int8_rows",
     "refresh_cache_",
+    "regular_hadamard",
     "restore_rows",
+    "rotate",
     "row_statistics",
     "save_rows",
     "stochastic_quantize",

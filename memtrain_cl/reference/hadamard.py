@@ -16,6 +16,7 @@ x/scale rounded half to even, scale = largest/127, as `reference.blockwise` has 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def rotate(x: torch.Tensor, rot: int) -> torch.Tensor:
         a, b, c, d = values.reshape(-1, 4, stride).unbind(1)
         values = torch.stack([((a + b) + c) - d, ((a + b) - c) + d, ((a - b) + c) + d, ((b - a) + c) + d], dim=1)
         stride *= 4
-    return (values * float(rot) ** -0.5).reshape(x.shape)
+    return (values * (1 / math.sqrt(rot))).reshape(x.shape)
 
 
 def quantize_int8_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
