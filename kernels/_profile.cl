@@ -29,7 +29,7 @@ U = f"uint{WIDTH}"
 
 inline ${U} profile_keys(${V} v) {
     const ${U} bits = as_${U}(v);
-    const ${U} key = min(select(bits | 0x80000000u, ~bits, bits > 0x7fffffffu), PROFILE_ZERO - 1);
+    const ${U} key = min(select(bits | 0x80000000u, ~bits, bits > 0x7fffffffu), (${U})(PROFILE_ZERO - 1));
     return select((${U})(PROFILE_ZERO), key, (bits & 0x7fffffffu) > 0x007fffffu);
 }
 
@@ -71,32 +71,33 @@ inline float profile_sum(float4 v, __local float4 *own, uint lane) {
     return halve_4(${halving_tree(f"own[{LANES + i}]" for i in range(STAGE))});
 }
 
-// (least, largest, number) of the block's keys but those of zeros.
+// Of two parts of a block (least, largest, number, 0) of both. Through memory, as all vectors that are made of single numbers:
+// Oclgrind's check for uninitialised values reports a vector of which a part is not written yet.
+inline uint4 profile_joined(uint4 a, uint4 b) {
+    uint both[4] = {min(a.x, b.x), max(a.y, b.y), a.z + b.z, 0};
+    return vload4(0, both);
+}
+
+// (least, largest, number, 0) of the block's keys but those of zeros.
 inline uint4 profile_bounds(uint4 key, __local uint4 *own, uint lane) {
-    const uint4 there = select((uint4)(0), (uint4)(1), key != PROFILE_ZERO);
     uint least[4], most[4], count[4];
     vstore4(key, 0, least);
     vstore4(select((uint4)(0), key, key != PROFILE_ZERO), 0, most);
-    vstore4(there, 0, count);
-    own[lane] = (uint4)(min(min(least[0], least[1]), min(least[2], least[3])), max(max(most[0], most[1]), max(most[2], most[3])),
-                        count[0] + count[1] + count[2] + count[3], 0);
+    vstore4(select((uint4)(0), (uint4)(1), key != PROFILE_ZERO), 0, count);
+    uint bounds[4] = {min(min(least[0], least[1]), min(least[2], least[3])), max(max(most[0], most[1]), max(most[2], most[3])),
+                      count[0] + count[1] + count[2] + count[3], 0};
+    own[lane] = vload4(0, bounds);
     barrier(CLK_LOCAL_MEM_FENCE);
-    uint4 all = own[lane % ${STAGE}];
     if (lane < ${STAGE}) {
+        uint4 all = own[lane];
         #pragma unroll
-        for (uint i = 1; i < ${LANES // STAGE}; i++) {
-            const uint4 other = own[lane + ${STAGE} * i];
-            all = (uint4)(min(all.x, other.x), max(all.y, other.y), all.z + other.z, 0);
-        }
+        for (uint i = 1; i < ${LANES // STAGE}; i++) all = profile_joined(all, own[lane + ${STAGE} * i]);
         own[${LANES} + lane] = all;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    all = own[${LANES}];
+    uint4 all = own[${LANES}];
     #pragma unroll
-    for (uint i = 1; i < ${STAGE}; i++) {
-        const uint4 other = own[${LANES} + i];
-        all = (uint4)(min(all.x, other.x), max(all.y, other.y), all.z + other.z, 0);
-    }
+    for (uint i = 1; i < ${STAGE}; i++) all = profile_joined(all, own[${LANES} + i]);
     return all;
 }
 
@@ -111,7 +112,8 @@ inline uint4 profile_ranks(uint4 key, const __local uint4 *keys, uint lane, uint
         rank -= as_uint4((uint4)(other.z) < bound) + as_uint4((uint4)(other.w) < bound);
     }
     // Its own were compared by value alone.
-    return rank + (uint4)(0, key.x == key.y, (key.x == key.z) + (key.y == key.z), (key.x == key.w) + (key.y == key.w) + (key.z == key.w));
+    uint alike[4] = {0, key.x == key.y, (key.x == key.z) + (key.y == key.z), (key.x == key.w) + (key.y == key.w) + (key.z == key.w)};
+    return rank + vload4(0, alike);
 }
 
 inline float2 profile_encode(float4 v, uint lane, uint units, __local uint4 *own, uchar4 *codes) {
@@ -133,7 +135,7 @@ inline float2 profile_encode(float4 v, uint lane, uint units, __local uint4 *own
     const float mean = profile_mean(sum, count, low * inverse, high * inverse);
     const float4 apart = select((float4)(0.0f), near - mean, there);
     const float scale = profile_scale(profile_sum(apart * apart, (__local float4 *)work, lane), count);
-    const uint4 code = select((uint4)(0), 1u + convert_uint4(convert_float4(rank * 255u) / count), there);
+    const uint4 code = select((uint4)(0), 1u + convert_uint4(convert_float4(rank) * 255.0f / count), there);
     *codes = finite ? convert_uchar4(code) : (uchar4)(1);
     const float2 pair = some ? (float2)(mean * power, scale * power) : (float2)(0.0f);
     return finite ? pair : (float2)(NAN);
@@ -158,7 +160,7 @@ inline void profile_ranks(const uint *keys, const float *near, uint n, uint coun
     for (uint j = 0; j < n; j += 8) {
         const int8 there = vload8(0, keys + j) != PROFILE_ZERO;
         const int8 place = convert_int8(select((float8)(0.0f), vload8(0, near + j) - low, there) * step);
-        vstore8(select((int8)(256), min(place, 255), there), 0, bucket + j);
+        vstore8(select((int8)(256), min(place, (int8)(255)), there), 0, bucket + j);
         vstore8((uchar8)(0), 0, codes + j);
     }
     for (uint i = 0; i < 257; i++) ends[i] = 0;

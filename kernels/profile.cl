@@ -103,8 +103,9 @@ inline vec standardized(vec v, float2 pair) {
 % endif
 </%def>
 <%
-VALUES = f"load_left_{X}(x + x0 + begin + j, left, 0.0f)"
-DECODED = f"profile_decode_{WIDTH}(take_bytes(codes + begin + j, left), pair, least, table)"
+LEFT = "left" if GPU else "size - j"
+VALUES = f"load_left_{X}(x + x0 + begin + j, {LEFT}, 0.0f)"
+DECODED = f"profile_decode_{WIDTH}(take_bytes(codes + begin + j, {LEFT}), pair, least, table)"
 %>
 % if GPU:
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
@@ -161,8 +162,9 @@ void ${PROFILE_KERNEL}(${ARGUMENTS}, const ulong n, const uint block, const ulon
         float held[256];
         uchar bytes[256];
         for (uint j = 0; j < 256; j += 8) {
-            const uint left = size > j ? size - j : 0;
-            vstore8(left ? ${VALUES} : (vec)(0.0f), 0, held + j);
+            vec v = (vec)(0.0f);
+            if (j < size) v = ${VALUES};
+            vstore8(v, 0, held + j);
         }
         pairs[number] = profile_encode(held, size, bytes);
         for (uint j = 0; j < size; j += 8) put_bytes(codes + begin + j, size - j, vload8(0, bytes + j));
@@ -171,11 +173,15 @@ void ${PROFILE_KERNEL}(${ARGUMENTS}, const ulong n, const uint block, const ulon
         float own[256];
         vec most = (vec)(0.0f);
         for (uint j = 0; j < 256; j += 8) {
-            const uint left = size > j ? size - j : 0;
-            const vec v = left ? ${VALUES} : (vec)(0.0f);
+            vec v = (vec)(0.0f);
+            vec back = (vec)(0.0f);
+            if (j < size) {
+                v = ${VALUES};
+                back = ${DECODED};
+            }
             most = max(most, fabs(v));
             vstore8(v, 0, own + j);
-            vstore8(left ? ${DECODED} : (vec)(0.0f), 0, held + j);
+            vstore8(back, 0, held + j);
         }
         const float largest = vec_max(most);
         const float power = largest < 0x1p-126f ? 1.0f : profile_power(largest, largest);
@@ -191,11 +197,10 @@ void ${PROFILE_KERNEL}(${ARGUMENTS}, const ulong n, const uint block, const ulon
         errors[3 * number + 2] = power;
 % else:
         for (uint j = 0; j < size; j += 8) {
-            const uint left = size - j;
 % if NAME == "decode_profile":
-            store_left_float32(y + begin + j, left, ${DECODED});
+            store_left_float32(y + begin + j, size - j, ${DECODED});
 % else:
-            store_left_float32(z + begin + j, left, standardized(${VALUES}, pair));
+            store_left_float32(z + begin + j, size - j, standardized(${VALUES}, pair));
 % endif
         }
 % endif
