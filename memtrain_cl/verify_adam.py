@@ -26,7 +26,8 @@ def rule_of(case: Case) -> AdamStep:
 def quantiles() -> torch.Tensor:
     """Those of the standard normal distribution, by the codes of a profile."""
     levels = (torch.arange(256, dtype=torch.float64) - 0.5) / 255
-    return torch.special.ndtri(levels.clamp_min(0.5 / 255)).to(torch.float32)
+    table: torch.Tensor = torch.special.ndtri(levels.clamp_min(0.5 / 255))
+    return table.to(torch.float32)
 
 
 def adam_tensor(n: int, rule: AdamStep, case: Case, chance: torch.Generator) -> AdamTensor:
