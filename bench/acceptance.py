@@ -5,8 +5,8 @@ linears      the default configuration trained with counters, counters in int8, 
 resume       a counter run stopped half-way and resumed must end with the bytes of one that ran through
 agreement    the model must train on "opencl" as in torch on the host (agreement.py)
 ops          torch's own samples of every operation with a kernel, as a table of this machine's platforms
-fp8          casts to 8 bits must be the oracle's for any tensor, and their receipts true (acceptance_fp8.py)
-moments      profiles must be the oracle's for any tensor, and what comes back as good as receipts say
+hostile      public functions must give the oracle's answer to any tensor, 2000 tensors a function (hostile.py)
+moments      the model trained by Adam on compressed moments must end near one with dense moments
              (acceptance_moments.py)
 statistics   what is drawn at random must be unbiased (acceptance_statistics.py)
 teacher      layers must find a teacher's weights again in every mode (acceptance_teacher.py)
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import memtrain_cl
-from bench import acceptance_fp8, acceptance_moments, acceptance_teacher
+from bench import acceptance_moments, acceptance_teacher, hostile
 from bench.__main__ import FAMILIES
 from bench.acceptance_statistics import judge_all
 from bench.agreement import EVERY, PLACE, all_hold, compare
@@ -132,7 +132,7 @@ PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "resume": compare_resume,
     "agreement": compare_agreement,
     "ops": table_of_ops,
-    "fp8": lambda device: acceptance_fp8.run(),
+    "hostile": lambda device: hostile.run(),
     "moments": lambda device: acceptance_moments.run(),
     "statistics": judge_estimators,
     "teacher": lambda device: acceptance_teacher.run(),

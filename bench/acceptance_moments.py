@@ -1,111 +1,69 @@
-"""Tensors of any shape, strides and contents through profiles and compressed moments, for the acceptance run.
+"""The byte-level model trained by Adam on moments held in each way, and how far each ends from dense moments.
 
-Profiles of blocks are compared with the oracle's bytes; what comes back from an encoding with what its receipt allows.
+All take the same steps on the same bytes from the same first weights, as `memtrain_cl.lm.trainer.Trainer` makes them
+with dense linears; only the optimizer differs.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
-import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from bench.agreement import PLACE
+from memtrain_cl import memory_report
+from memtrain_cl.lm.config import ModelConfig, TrainConfig
+from memtrain_cl.lm.data import load_corpus
+from memtrain_cl.lm.trainer import BETAS, Trainer
+from memtrain_cl.optim import CompressedAdam
 
-from bench.acceptance_fp8 import EXAMPLES, hostile_tensors
-from memtrain_cl import ops, reference
-from memtrain_cl.optim import compress_moment, decompress_moment, fit_sorted_profile, reconstruct
-from memtrain_cl.optim.families import FAMILIES
-from memtrain_cl.optim.moments import METHODS
-from memtrain_cl.optim.profiles import RELATIVE_ERROR_LIMIT, normal_table
-
-#: Sizes of a block that a device takes in shapes of its own.
-BLOCK_SIZES = (1, 7, 16, 256)
-
-
-def _same(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Equal bytes; a NaN equals every other."""
-    if got.dtype != want.dtype or got.shape != want.shape:
-        return False
-    if not got.is_floating_point():
-        return torch.equal(got, want)
-    nan = torch.tensor(math.nan)
-    ours, theirs = (torch.where(x.isnan(), nan, x).view(torch.int32) for x in (got, want))
-    return torch.equal(ours, theirs)
+STEPS = 400
+#: Options of each run, and how far above dense moments its validation loss may end; None where it is only told.
+RUNS: dict[str, tuple[dict[str, Any], float | None]] = {
+    "dense": ({"compression_method": "dense"}, None),
+    "int8": ({"compression_method": "int8"}, 0.02),
+    "int8 stochastic": ({"compression_method": "int8", "moment_rounding": "stochastic"}, None),
+    "dynamic": ({"compression_method": "int8", "code": "dynamic"}, 0.02),
+    "dynamic stochastic": (
+        {"compression_method": "int8", "code": "dynamic", "moment_rounding": "stochastic"},
+        None,
+    ),
+    "profile": ({"compression_method": "profile"}, 0.05),
+    "auto": ({"compression_method": "auto"}, None),
+}
 
 
-def judge_codes(x: torch.Tensor, block_size: int, positive: bool) -> str:
-    """What is wrong with a profile of blocks; "" where nothing is."""
-    coded, want = (room.encode_profile(x, block_size) for room in (ops, reference))
-    if not all(_same(a, b) for a, b in zip(coded, want, strict=True)):
-        return "codes are not the oracle's"
-    table = normal_table(torch.device("cpu"))
-    back, oracle = (room.decode_profile(*want, table, block_size, positive=positive) for room in (ops, reference))
-    if not _same(back, oracle):
-        return "numbers are not the oracle's"
-    if not _same(*(room.pool_profile(x, want[1], block_size) for room in (ops, reference))):
-        return "standardised numbers are not the oracle's"
-    zero = x.to(torch.float32).abs() < 2.0**-126
-    finite = bool(torch.isfinite(x).all())
-    return "a zero did not come back" if finite and bool(back[zero].any()) else ""
+def train(steps: int, place: Any = PLACE, **options: Any) -> dict[str, Any]:
+    """One run; its validation loss in bits a byte, its state's bytes a parameter, its time a step."""
+    config = TrainConfig(model=ModelConfig(linear="dense"), steps=steps)
+    trainer = Trainer(config, load_corpus(config.text, config.model.seq), device=place)
+    groups = [
+        {name: group[name] for name in ("params", "lr", "weight_decay")} for group in trainer.optimizer.param_groups
+    ]
+    # The trainer's own is torch's AdamW, which has taken no step.
+    optimizer = CompressedAdam(groups, betas=BETAS, decoupled_weight_decay=True, **options)
+    trainer.optimizer = optimizer  # type: ignore[assignment]
+    started = time.monotonic()
+    losses = [trainer.train_step() for _ in range(steps)]
+    seconds = time.monotonic() - started
+    report = memory_report(trainer.model, optimizer)
+    return {
+        "val_bpb": trainer.evaluate() / math.log(2),
+        "last_train_bpb": sum(losses[-20:]) / len(losses[-20:]) / math.log(2),
+        "state_bytes_a_parameter": report.totals["optimizer"] / sum(p.numel() for p in trainer.model.parameters()),
+        "methods": sorted({str(method) for method in optimizer.methods().values()}),
+        "seconds_a_step": seconds / steps,
+    }
 
 
-def _error(got: torch.Tensor, x: torch.Tensor) -> float:
-    """||got - x|| / ||x||, 0 where both are zero."""
-    apart, whole = (got.double() - x.double()).norm(), x.double().norm()
-    return float(apart / whole) if float(whole) else float(apart)
-
-
-def judge_encoding(x: torch.Tensor, method: str, family: str, block_size: int, top_k: int) -> str:
-    """What is wrong with the encodings of x; "" where nothing is."""
-    exact = x.to(torch.float32)
-    made = compress_moment(x, method, tail_family=family, int8_block_size=max(1, block_size), min_size_for_g4=8)
-    back = decompress_moment(made)
-    if back.shape != x.shape or back.dtype != torch.float32:
-        return f"expected {list(x.shape)}, got {list(back.shape)} of {back.dtype}"
-    if made.method == "dense" and not _same(back, exact):
-        return "dense numbers differ"
-    if made.method == "int8" and _error(back, exact) > 0.5 * (1 + 1e-3):
-        return f"an error of {_error(back, exact)} passed the receipt of int8"
-    profile = fit_sorted_profile(x, top_k, family, 0.2, block_size=block_size)
-    back = reconstruct(profile)
-    if back.shape != x.shape or not 0 <= profile.goodness_of_fit <= 1:
-        return f"expected {list(x.shape)} and a distance in 0..1, got {profile}"
-    if profile.used_dense_fallback:
-        return "" if _same(back, exact) else "dense numbers differ"
-    if block_size and _error(back, exact) > RELATIVE_ERROR_LIMIT * (1 + 1e-3):
-        return f"an error of {_error(back, exact)} passed the receipt of blocks"
-    return "" if bool(torch.isfinite(back).all()) else "an accepted profile gives what is not finite"
-
-
-def run() -> dict[str, Any]:
-    """EXAMPLES tensors for either; the first that is wrong ends it."""
-    wrong: list[str] = []
-    many = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-
-    def told(found: str, x: torch.Tensor, *options: Any) -> None:
-        if found:
-            raise ValueError(f"{found}: {x.dtype} {list(x.shape)} {x.stride()} {x.flatten()[:12].tolist()} {options}")
-
-    @many
-    @given(x=hostile_tensors(), block_size=st.sampled_from(BLOCK_SIZES), positive=st.booleans())
-    def codes(x: torch.Tensor, block_size: int, positive: bool) -> None:
-        told(judge_codes(x, block_size, positive), x, block_size, positive)
-
-    @many
-    @given(
-        x=hostile_tensors(),
-        method=st.sampled_from(METHODS),
-        family=st.sampled_from(list(FAMILIES)),
-        block_size=st.sampled_from((0, *BLOCK_SIZES)),
-        top_k=st.integers(0, 5),
-    )
-    def encodings(x: torch.Tensor, method: str, family: str, block_size: int, top_k: int) -> None:
-        told(judge_encoding(x, method, family, block_size, top_k), x, method, family, block_size, top_k)
-
-    for sweep in (codes, encodings):
-        try:
-            sweep()
-        except ValueError as error:
-            wrong.append(str(error))
-    return {"examples": 2 * EXAMPLES, "wrong": wrong, "ok": not wrong}
+def run(steps: int = STEPS) -> dict[str, Any]:
+    """Every run; ok where those with a bound keep to it."""
+    rows: dict[str, dict[str, Any]] = {}
+    fine = True
+    for name, (options, within) in RUNS.items():
+        rows[name] = train(steps, **options)
+        above = rows[name]["val_bpb"] / rows["dense"]["val_bpb"] - 1
+        fine = fine and (within is None or above <= within)
+        rows[name].update({"above_dense": above, "within": within})
+        print(f"moments {name}: {rows[name]['val_bpb']:.4f} bits per byte, {100 * above:+.2f} %", flush=True)
+    return {"steps": steps, "runs": rows, "ok": fine}

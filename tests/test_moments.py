@@ -12,12 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import memtrain_cl.torch_device  # noqa: F401 (registers the device)
-from bench.acceptance_fp8 import hostile_tensors
-from bench.acceptance_moments import BLOCK_SIZES, judge_codes, judge_encoding
 from memtrain_cl import ops, reference
 from memtrain_cl.device import Device
 from memtrain_cl.optim import (
@@ -30,7 +26,6 @@ from memtrain_cl.optim import (
     reconstruct,
 )
 from memtrain_cl.optim.families import FAMILIES, Gamma, Gaussian, Laplace, LogNormal, StudentT, TailFamily
-from memtrain_cl.optim.moments import METHODS
 from memtrain_cl.optim.profiles import CURVE_CELLS, CURVE_START, CURVE_STOP, index_dtype, profile_fits
 from memtrain_cl.torch_device.fallback import strict
 
@@ -344,19 +339,3 @@ def test_state_keeps_both_moments(device: Device) -> None:
 def test_wrong_input_is_refused(call: Callable[..., Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(torch.randn(20))
-
-
-# ---- anything ----
-
-
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    x=hostile_tensors(),
-    method=st.sampled_from(METHODS),
-    family=st.sampled_from(list(FAMILIES)),
-    block_size=st.sampled_from(BLOCK_SIZES),
-    top_k=st.integers(0, 5),
-)
-def test_any_tensor(device: Device, x: torch.Tensor, method: str, family: str, block_size: int, top_k: int) -> None:
-    assert judge_codes(x, block_size, positive=top_k % 2 == 0) == ""
-    assert judge_encoding(x, method, family, block_size if top_k else 0, top_k) == ""
