@@ -151,12 +151,12 @@ inline float profile_sum(const float *x) {
     return halve_8(vload8(0, sums));
 }
 
-// Codes of the `count` keys that are not PROFILE_ZERO. `low` and `step` send each element's near value to one of 256 buckets in order;
-// within and between them, insertion does the rest.
+// Codes of the `count` keys that are not PROFILE_ZERO. `low` and `step` send each element's near value to one of 256 buckets in order,
+// zeros to one behind them; insertion does the rest.
 inline void profile_ranks(const uint *keys, const float *near, uint n, uint count, float low, float step, uchar *codes) {
     int bucket[256];
     uint ends[257];
-    ulong sorted[256];
+    ulong sorted[260];
     for (uint j = 0; j < n; j += 8) {
         const int8 there = vload8(0, keys + j) != PROFILE_ZERO;
         const int8 place = convert_int8(select((float8)(0.0f), vload8(0, near + j) - low, there) * step);
@@ -166,27 +166,40 @@ inline void profile_ranks(const uint *keys, const float *near, uint n, uint coun
     for (uint i = 0; i < 257; i++) ends[i] = 0;
     for (uint i = 0; i < n; i++) ends[bucket[i]]++;
     uint before = 0;
-    for (uint i = 0; i < 256; i++) {
+    for (uint i = 0; i < 257; i++) {
         const uint own = ends[i];
         ends[i] = before;
         before += own;
     }
-    for (uint i = 0; i < n; i++) {
-        if (bucket[i] < 256) sorted[ends[bucket[i]]++] = (ulong)keys[i] << 32 | i;
+    for (uint i = 0; i < n; i++) sorted[ends[bucket[i]]++] = (ulong)keys[i] << 32 | i;
+    // The last four wait in order, so that few of those that came late have to go further back: a step that depends on no guess of
+    // the processor's. The first four that leave are none, and everything stands four places on in the end.
+    ulong first = 0;
+    ulong second = 0;
+    ulong third = 0;
+    ulong fourth = 0;
+    for (uint i = 0; i < count; i++) {
+        const ulong pair = sorted[i];
+        const ulong next = min(first, pair);
+        first = min(second, max(first, pair));
+        second = min(third, max(second, pair));
+        third = min(fourth, max(third, pair));
+        fourth = max(fourth, pair);
+        uint j = i;
+        for (; j > 0 && sorted[j - 1] > next; j--) sorted[j] = sorted[j - 1];
+        sorted[j] = next;
     }
+    sorted[count] = first;
+    sorted[count + 1] = second;
+    sorted[count + 2] = third;
+    sorted[count + 3] = fourth;
     // 1 + (rank * 255) / count, step by step.
     const uint whole = 255 / count;
     const uint rest = 255 - whole * count;
     uint code = 1;
     uint part = 0;
-    for (uint i = 1; i < count; i++) {
-        const ulong pair = sorted[i];
-        uint j = i;
-        for (; j > 0 && sorted[j - 1] > pair; j--) sorted[j] = sorted[j - 1];
-        sorted[j] = pair;
-    }
     for (uint rank = 0; rank < count; rank++) {
-        codes[(uint)sorted[rank]] = (uchar)code;
+        codes[(uint)sorted[rank + 4]] = (uchar)code;
         part += rest;
         code += whole;
         if (part >= count) {
