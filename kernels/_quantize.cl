@@ -15,6 +15,8 @@ U = f"uint{WIDTH}"
 %>
 #define LEAST_NORMAL 0x00800000u
 #define LEAST_INFINITE 0x7f800000u
+// The largest magnitude of a gradient that counts as finite, 2^63.
+#define GRADIENT_MAX 0x5f000000u
 
 inline ${U} magnitudes(${V} v) { return as_${U}(v) & 0x7fffffffu; }
 

@@ -50,9 +50,6 @@ if STEPS:
 CHARTS = {"dynamic": ", const __global float *chart", "profile": ", const __global float *table_m, const __global float *table_s"}.get(CODING, "")
 TENSORS = ",\n    ".join(", ".join(f"{kind}{name}{t}" for kind, name in OWN) for t in range(COUNT))
 %>
-// Its bits are those of the largest magnitude that counts as finite, 2^63.
-#define GRADIENT_MAX 0x5f000000u
-
 <%def name="tensor_known()">
         // The tensor that has the block, `within` blocks from its beginning.
         ulong within = block;

@@ -21,6 +21,7 @@ from memtrain_cl._resources import kernels_dir
 from memtrain_cl.case import Case
 from memtrain_cl.cases_adam import adam_cases
 from memtrain_cl.cases_aten import aten_cases
+from memtrain_cl.cases_automagic import automagic_cases
 from memtrain_cl.cases_blockwise import blockwise_cases
 from memtrain_cl.cases_fp8 import fp8_cases
 from memtrain_cl.cases_hadamard import hadamard_cases
@@ -357,6 +358,7 @@ CASES: tuple[Case, ...] = (
     *adam_cases(),
     *fp8_cases(),
     *hadamard_cases(),
+    *automagic_cases(),
     *aten_cases(),
 )
 

@@ -2,6 +2,7 @@
 
 from memtrain_cl.formats import effective_bits
 from memtrain_cl.ops.adam import adam_step_
+from memtrain_cl.ops.automagic import add_rounded_, automagic_rate_, automagic_step_
 from memtrain_cl.ops.blockwise import (
     dequantize_blockwise,
     dequantize_int8_blockwise,
@@ -46,7 +47,10 @@ from memtrain_cl.ops.ternary import decode_ternary
 
 __all__ = [
     "adam_step_",
+    "add_rounded_",
     "advance_clock_",
+    "automagic_rate_",
+    "automagic_step_",
     "counter_backward_",
     "counter_forward",
     "counter_forward_int8",

@@ -45,29 +45,30 @@ def _sqrt(values: torch.Tensor) -> torch.Tensor:
     return torch.sqrt(values.to(torch.float64)).to(torch.float32)
 
 
-def _halved(values: torch.Tensor) -> torch.Tensor:
-    """Sums over the last dimension, a power of two long: the upper half onto the lower, again and again."""
-    while values.shape[-1] > 1:
+def _halved(values: torch.Tensor, left: int) -> torch.Tensor:
+    """The last dimension, a power of two long, added up to `left` numbers: upper half onto lower, repeatedly."""
+    while values.shape[-1] > left:
         half = values.shape[-1] // 2
         values = values[..., :half] + values[..., half:]
-    return values[..., 0]
+    return values
 
 
 def tensor_sum(values: torch.Tensor) -> torch.Tensor:
     """The float32 sum [] of a tensor's elements, flat, in the order that runs on every device alike:
 
-    Runs of 16 consecutive elements are halved 8, 4, 2, 1. A chunk is 8192 elements, 512 runs; its run k is added to
-    place k mod 64, ascending, and the 64 places are halved 32, 16 ... 1. The chunks' sums are added up as the elements
-    of a row are: 1024 lanes, halved (`reference.counter.lane_sum`). Beyond the end stand zeros.
+    Runs of 16 consecutive elements are halved to 8 numbers, and those to 4. A chunk is 8192 elements, 512 runs; the
+    numbers of its run k are added to the lanes 4*(k mod 64) .. + 3, ascending, and the 256 lanes are halved 128, 64 ...
+    1. The chunks' sums are added up as the elements of a row are: 1024 lanes, halved (`reference.counter.lane_sum`).
+    Beyond the end stand zeros.
     """
     chunks = -(-values.numel() // CHUNK)
     padded = torch.zeros(chunks * CHUNK)
     padded[: values.numel()] = values.reshape(-1)
-    runs = _halved(padded.reshape(chunks, CHUNK // RUN // SIDE, SIDE, RUN))
-    places = torch.zeros(chunks, SIDE)
-    for row in runs.unbind(1):
-        places = places + row
-    return lane_sum(_halved(places)[None])[0]
+    runs = _halved(padded.reshape(chunks, CHUNK // RUN // SIDE, SIDE, RUN), 4)
+    lanes = torch.zeros(chunks, 4 * SIDE)
+    for row in runs.flatten(2).unbind(1):
+        lanes = lanes + row
+    return lane_sum(_halved(lanes, 1).t())[0]
 
 
 def exp_of(x: torch.Tensor) -> torch.Tensor:
@@ -78,7 +79,7 @@ def exp_of(x: torch.Tensor) -> torch.Tensor:
     series = _float32(1 / math.factorial(11)).expand_as(x)
     for i in range(10, -1, -1):
         series = series * r + _float32(1 / math.factorial(i))
-    return series * torch.exp2(k)
+    return torch.ldexp(series, k.to(torch.int32))
 
 
 def pack_signs(signs: torch.Tensor) -> torch.Tensor:
