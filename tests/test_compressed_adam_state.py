@@ -23,6 +23,8 @@ RUNS: dict[str, dict[str, Any]] = {
     **METHODS,
     "auto": {"compression_method": "auto", "min_size_for_g4": 64, "refit_every": 2, "g4_gof_threshold": 0.5},
 }
+#: Those that are tried in every place.
+DEVICES = ("int8", "auto")
 Save = Callable[[torch.optim.Optimizer, Path], Any]
 
 
@@ -39,8 +41,11 @@ def through_safetensors(optimizer: torch.optim.Optimizer, path: Path) -> Any:
 @pytest.mark.parametrize("method", list(RUNS))
 @pytest.mark.parametrize("save", [through_torch, through_safetensors])
 def test_resumed_runs_go_on_bit_for_bit(device: Device, tmp_path: Path, method: str, save: Save) -> None:
-    for room in rooms(device).values():
-        for dtype in DTYPES if room.ops is reference else DTYPES[1:2]:
+    for name, room in rooms(device).items():
+        # State is saved and loaded by the same lines everywhere; what the device makes of it, one type shows.
+        if name != "reference" and (save is through_safetensors or (name == "opencl" and method not in DEVICES)):
+            continue
+        for dtype in DTYPES if name == "reference" else (torch.float32,):
             options = {"lr": 1e-2, "ops": room.ops, **RUNS[method]}
             live = CompressedAdam(parameters(dtype, room.place), **options)
             give(live.param_groups[0]["params"][:1], 0)
@@ -234,7 +239,9 @@ def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.T
 
 @pytest.mark.parametrize("method", list(RUNS))
 def test_a_plain_loop_learns(device: Device, method: str) -> None:
-    for room in rooms(device).values():
+    for name, room in rooms(device).items():
+        if name != "reference" and method not in DEVICES:
+            continue
         model, x, y = regression()
         model, x, y = model.to(room.place), x.to(room.place), y.to(room.place)
         optimizer = CompressedAdam(model.parameters(), lr=1e-2, ops=room.ops, **RUNS[method])

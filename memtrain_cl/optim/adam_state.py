@@ -68,7 +68,7 @@ def code_of(state: Mapping[str, Any]) -> str:
 def adam_tensor(param: torch.Tensor, grad: torch.Tensor, state: Mapping[str, Any]) -> AdamTensor:
     """What a launcher takes."""
     return AdamTensor(
-        param.detach(),
+        param,
         grad,
         state["exp_avg"],
         state["exp_avg_sq"],

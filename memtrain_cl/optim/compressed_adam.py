@@ -226,7 +226,7 @@ class CompressedAdam(torch.optim.Optimizer):
             key = (number, code_of(state), state["step"] + 1)
             if key not in rules:
                 rules[key] = options.rule_of(group, key[1], key[2])
-            tensor, rule = adam_tensor(parameter, grad.detach(), state), rules[key]
+            tensor, rule = adam_tensor(parameter, grad, state), rules[key]
             if options.chooses(group, parameter.numel(), rule.step):
                 refits.append((tensor, rule, state, group))
             else:
