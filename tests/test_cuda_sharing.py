@@ -16,9 +16,11 @@ import pytest
 import torch
 from torch import nn
 
+from memtrain_cl import reference
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device, use_device
 from memtrain_cl.nn import PackedRMSCounterLinear
+from memtrain_cl.optim import CompressedAdam, adam_state
 from memtrain_cl.sharing import cuda, share
 from tests.layer_cases import assert_same
 from tests.sharing_cases import Ground, real, stand_in
@@ -170,6 +172,36 @@ def test_a_module_and_its_adamw_train_on_as_before(ground: Ground) -> None:
     for ours, right in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
         assert ground.is_shared(ours.grad)  # type: ignore[arg-type]
         assert_same(optimizers[0].state[ours], optimizers[1].state[right])
+
+
+@pytest.mark.parametrize("method", ["int8", "profile"])
+def test_moments_in_codes_are_made_in_shared_memory(
+    pooled: Ground, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CompressedAdam's state is shared when it is made and when it is loaded, and its steps are the oracle's."""
+    if pooled.place.type == "cpu":
+        monkeypatch.setattr(adam_state, "placed", share)  # what it is for CUDA
+    options: dict[str, Any] = {"lr": 0.1, "compression_method": method}
+    net, oracle = share(nn.Linear(40, 30).to(pooled.place)), nn.Linear(40, 30)
+    oracle.load_state_dict(net.state_dict())
+    optimizers = [CompressedAdam(net.parameters(), **options)]
+    optimizers.append(CompressedAdam(oracle.parameters(), ops=reference, **options))
+    for turn in range(4):
+        for module, optimizer in zip((net, oracle), optimizers, strict=True):
+            for parameter in module.parameters():
+                grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(turn))
+                parameter.grad = grad.to(parameter.device)
+            optimizer.step()
+        held = [it for state in optimizers[0].state.values() for it in state.values() if isinstance(it, torch.Tensor)]
+        assert len(held) == 10
+        assert all(map(pooled.is_shared, held))
+        if turn == 1:
+            optimizers[0] = CompressedAdam(net.parameters(), **options)
+            optimizers[0].load_state_dict(optimizers[1].state_dict())
+    for ours, right in zip(net.parameters(), oracle.parameters(), strict=True):
+        assert torch.equal(ours.cpu(), right)
+        want = optimizers[1].state[right]
+        assert all(torch.equal(optimizers[0].state[ours][name].cpu(), want[name]) for name in ("exp_avg", "exp_avg_sq"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
