@@ -80,6 +80,8 @@ def put(name, kind, stream, value, j, left):
         most = lanes_max(most, scratch + slot * ${LANES + MOST_STAGE}, lane);
 % endif
         const coder m_coder = coder_of(most.x), s_coder = coder_of(most.y);
+        // All have read the scales.
+        barrier(CLK_GLOBAL_MEM_FENCE);
         if (lane == 0 && count) {
             ${put_scales()}
         }

@@ -46,6 +46,8 @@
             ${put_profile("m_codes", "exp_avg", "j")}
             ${put_profile("s_codes", "exp_avg_sq", "j")}
         }
+        // All have read the pairs.
+        barrier(CLK_GLOBAL_MEM_FENCE);
         if (lane == 0 && count) {
             vstore2(new_m_pair, within, exp_avg_scale);
             vstore2(new_s_pair, within, exp_avg_sq_scale);

@@ -8,14 +8,14 @@ encode_<kind>(v, coder, positive, ...)    integers whose low bits are the codes 
                       where linear; positive: one above 0 that counts keeps a code above that of 0
 decode_<kind>(codes, at, left, ...)    WIDTH numbers, still to be multiplied by the scale; what lies beyond `left` of them is 0
 where `...` is the map if dynamic, then, if CHANCE, uniform numbers. The map is 256 numbers in order, 255 midpoints, and as much for the
-unsigned map from MAP_UNSIGNED on. On GPUs it lies in local memory, where work-items read different places at once.
+unsigned map from MAP_UNSIGNED on. On GPUs it lies in local memory, where work-items read different places at once. Minima of integers are of
+two vectors: Oclgrind 21.10 finds lanes without a value where one is a scalar.
 </%doc>
 <%
 SPACE = "__local" if GPU else "__global"
 MAP = f", const {SPACE} float *map" if CODING == "dynamic" else ""
 OF_MAP = ", map" if CODING == "dynamic" else ""
 DRAWN = ", vec u" if CHANCE else ""
-OF_DRAWN = ", u" if CHANCE else ""
 N = WIDTH
 %>
 // The bits of 127 * 2^-126: the scale of a block that has such a number is a normal one.
@@ -54,7 +54,7 @@ inline int${N} encode_${kind}(vec v, coder own, uint positive${DRAWN}) {
     const vec y = quotient(v, own);
     const vec below = floor(y);
     const int${N} code = convert_int${N}(clamp(select(below, below + 1.0f, u < y - below), -127.0f, 127.0f));
-    return select(code, max(code, 1), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
+    return select(code, max(code, (int${N})(1)), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
 % else:
     // Adding the magic number rounds half to even. A product with the inverse rounds as the quotient does, unless that lies near a half.
     const vec y = v * own.inverse;
@@ -62,10 +62,10 @@ inline int${N} encode_${kind}(vec v, coder own, uint positive${DRAWN}) {
     const vec rest = fabs(y - (rounded - WHOLE_MAGIC));
     if (own.inverse > 0.0f && !any(rest > 0.4999f)) {
         const int${N} code = as_int${N}(rounded);
-        return positive ? select(code, max(code, WHOLE_BITS + 1), as_int${N}(v) >= (int)LEAST_NORMAL) : code;
+        return positive ? select(code, max(code, (int${N})(WHOLE_BITS + 1)), as_int${N}(v) >= (int)LEAST_NORMAL) : code;
     }
     const int${N} code = as_int${N}(quotient(v, own) + WHOLE_MAGIC);
-    return select(code, max(code, WHOLE_BITS + 1), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
+    return select(code, max(code, (int${N})(WHOLE_BITS + 1)), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
 % endif
 }
 
@@ -112,27 +112,27 @@ inline int${N} encode_${kind}(vec v, coder own, uint positive${MAP}${DRAWN}) {
     const vec a = max(y, 0.0f);
 % endif
 % if CHANCE:
-    int${N} k = min(convert_int${N}(place_${kind}(a) + 0.5f), ${last});
+    int${N} k = min(convert_int${N}(place_${kind}(a) + 0.5f), (int${N})(${last}));
     k += a < mapped(k, map + ${zero});
     const vec low = mapped(k, map + ${zero});
-    const vec high = mapped(min(k + 1, ${last}), map + ${zero});
+    const vec high = mapped(min(k + 1, (int${N})(${last})), map + ${zero});
     // 0/0, above which no number lies, for the last one.
 % if kind == "signed":
     const int${N} up = u < select(a - low, high - a, below) / (high - low);
     // Of a negative number, the neighbour above is the one of the smaller magnitude.
-    k = select(k - up, -min(k + 1 + up, 127), below);
+    k = select(k - up, -min(k + 1 + up, (int${N})(127)), below);
 % else:
     k -= u < (a - low) / (high - low);
 % endif
 % else:
-    int${N} k = min(convert_int${N}(place_${kind}(a)), ${last - 1});
+    int${N} k = min(convert_int${N}(place_${kind}(a)), (int${N})(${last - 1}));
     const vec middle = mapped(k, map + ${256 + zero});
     k -= (a > middle) | ((a == middle) & ((k & 1) == ${int(kind == "unsigned")}));
 % if kind == "signed":
-    k = select(k, -min(k, 127), below);
+    k = select(k, -min(k, (int${N})(127)), below);
 % endif
 % endif
-    k = select(k, max(k, 1), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
+    k = select(k, max(k, (int${N})(1)), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
     return k + ${zero};
 }
 

@@ -52,9 +52,11 @@ def adam_case(
 
 def adam_cases() -> Iterator[Case]:
     """All of them."""
-    for code in _MOMENT_BYTES:
+    for code in ("linear", "profile"):
         yield adam_case(29, 12, code, wrong=True, small=True)
+    for code in ("dense", "linear", "dynamic"):
         yield adam_case(40, 8, code, param="bfloat16", tensors=3, skip="block", wrong=True, small=True)
+    yield adam_case(40, 8, "profile", param="bfloat16", tensors=3, skip="block", wrong=True)
     # Blocks of GPUs end at 32, 128, 512, 2048 and 4096 elements, those that a CPU's item keeps at 2048.
     sizes = ((1, 1), (7, 3), (1030, 37), (4096, 256), (4100, 512), (6145, 2048), (9004, 4096), (9001, 4097))
     yield from (adam_case(*size, decoupled=True, weight_decay=0.1) for size in sizes)
