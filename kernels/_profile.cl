@@ -135,7 +135,7 @@ inline float2 profile_encode(float4 v, uint lane, uint units, __local uint4 *own
     const float mean = profile_mean(sum, count, low * inverse, high * inverse);
     const float4 apart = select((float4)(0.0f), near - mean, there);
     const float scale = profile_scale(profile_sum(apart * apart, (__local float4 *)work, lane), count);
-    const uint4 code = select((uint4)(0), 1u + convert_uint4(convert_float4(rank) * 255.0f / count), there);
+    const uint4 code = select((uint4)(0), 1u + convert_uint4((convert_float4(rank) + 0.5f) * 255.0f / count), there);
     *codes = finite ? convert_uchar4(code) : (uchar4)(1);
     const float2 pair = some ? (float2)(mean * power, scale * power) : (float2)(0.0f);
     return finite ? pair : (float2)(NAN);
@@ -193,17 +193,19 @@ inline void profile_ranks(const uint *keys, const float *near, uint n, uint coun
     sorted[count + 1] = second;
     sorted[count + 2] = third;
     sorted[count + 3] = fourth;
-    // 1 + (rank * 255) / count, step by step.
-    const uint whole = 255 / count;
-    const uint rest = 255 - whole * count;
-    uint code = 1;
-    uint part = 0;
+    // 1 + ((2*rank + 1) * 255) / (2*count), step by step.
+    const uint twice = 2 * count;
+    const uint whole = 510 / twice;
+    const uint rest = 510 - whole * twice;
+    const uint begin = 255 / twice;
+    uint code = 1 + begin;
+    uint part = 255 - begin * twice;
     for (uint rank = 0; rank < count; rank++) {
         codes[(uint)sorted[rank + 4]] = (uchar)code;
         part += rest;
         code += whole;
-        if (part >= count) {
-            part -= count;
+        if (part >= twice) {
+            part -= twice;
             code++;
         }
     }

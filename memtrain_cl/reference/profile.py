@@ -4,7 +4,7 @@ A tensor is taken flat, in blocks of `block_size` elements, of which the last ma
 and each operation rounded; magnitudes below 2^-126 count as zero:
 
     k       the block's elements that are not zero, ranked r = 0..k-1 by (value, index)
-    code    0 for a zero, else 1 + (r*255) // k
+    code    0 for a zero, else 1 + ((2*r + 1)*255) // (2*k), which is nearest to the quantile at (r + 0.5)/k
     mean    = sum / k, within the block's least and largest, which a rounded sum might leave
     scale   = sqrt(sum of (x - mean)^2 / k)
     back    0 for code 0, else mean + scale*table[code]; `positive`: at least mean/16
@@ -68,7 +68,7 @@ def encode_profile(x: torch.Tensor, block_size: int = 256) -> tuple[torch.Tensor
     # Zeros behind all others; a stable sort keeps equals in the order of their indices.
     order = torch.where(there, rows, torch.inf).sort(dim=1, stable=True).indices
     rank = torch.empty_like(order).scatter_(1, order, torch.arange(block_size).expand_as(order))
-    codes = torch.where(there, 1 + rank * 255 // count.clamp_min(1), 0)
+    codes = torch.where(there, 1 + (2 * rank + 1) * 255 // (2 * count.clamp_min(1)), 0)
     codes = torch.where(finite, codes, 1).to(torch.uint8)
 
     power = (rows.abs().amax(1, keepdim=True).view(torch.int32) & 0x7F800000).view(torch.float32)
