@@ -343,11 +343,25 @@ def _cause_of_death(code: int | None) -> str:
     return f"the process ended with exit code {code}"
 
 
-def verify_device(info: DeviceInfo, *, small: bool = False) -> Iterator[Row]:
-    """One row a kernel, each as soon as it is known; the work happens in child processes."""
+def named_kernels(names: Sequence[str]) -> list[tuple[str, str]]:
+    """The (file, kernel) pairs that carry one of these names, of a kernel or of a file; all of them for no name.
+
+    ValueError for a name that none carries.
+    """
+    declared = declared_kernels()
+    unknown = sorted(set(names) - {name for pair in declared for name in pair})
+    if unknown:
+        raise ValueError(f"expected names of kernels or of their files, got {', '.join(unknown)}")
+    return [pair for pair in declared if not names or not set(names).isdisjoint(pair)]
+
+
+def verify_device(
+    info: DeviceInfo, kernels: Sequence[tuple[str, str]] | None = None, *, small: bool = False
+) -> Iterator[Row]:
+    """One row a kernel (None: of all that there are), each as soon as it is known; child processes do the work."""
     spawn = multiprocessing.get_context("spawn")
     ordinal = [other.index for other in devices() if other.label == info.label].index(info.index)
-    left = declared_kernels()
+    left = list(declared_kernels() if kernels is None else kernels)
     while left:
         receiver, sender = spawn.Pipe(duplex=False)
         child = spawn.Process(target=_child, args=(sender, info.label, ordinal, left, small), daemon=True)

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,8 +166,13 @@ def under_oclgrind(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_oclgrind() -> Outcome:
-    """Every kernel at small shapes under the checkers, after a broken one that they must report."""
+def kernel_files() -> list[str]:
+    """The names of the files that hold kernels."""
+    return sorted(path.stem for path in (ROOT / "kernels").glob("*.cl") if not path.name.startswith("_"))
+
+
+def run_oclgrind(jobs: int) -> Outcome:
+    """Every kernel at small shapes under the checkers, in `jobs` processes, after one that they must report."""
     title = "Oclgrind"
     print(f"\n=== {title}", flush=True)
     start = time.monotonic()
@@ -174,15 +180,20 @@ def run_oclgrind() -> Outcome:
     if not find_reports(canary.stdout):
         print(canary.stdout)
         return Outcome(title, "FAILED", "a kernel that reads out of bounds went unreported")
-    program = Path(sys.executable).with_name("memtrain-cl")
-    verify = under_oclgrind([str(program), "verify", "--small", "--device", "Oclgrind"])
-    print(verify.stdout, flush=True)
+    program = str(Path(sys.executable).with_name("memtrain-cl"))
+    files = kernel_files()
+    parts = [files[place::jobs] for place in range(min(jobs, len(files)))]
+    with ThreadPoolExecutor(len(parts)) as threads:
+        command = [program, "verify", "--small", "--device", "Oclgrind"]
+        runs = list(threads.map(lambda part: under_oclgrind([*command, *part]), parts))
     seconds = f"{time.monotonic() - start:.0f} s"
-    if verify.returncode:
-        return Outcome(title, "FAILED", f"verify exit code {verify.returncode}, {seconds}")
-    if "Oclgrind" not in verify.stdout:
-        return Outcome(title, "FAILED", "verify did not run on Oclgrind")
-    reports = find_reports(verify.stdout)
+    for verify in runs:
+        print(verify.stdout, flush=True)
+        if verify.returncode:
+            return Outcome(title, "FAILED", f"verify exit code {verify.returncode}, {seconds}")
+        if "Oclgrind" not in verify.stdout:
+            return Outcome(title, "FAILED", "verify did not run on Oclgrind")
+    reports = find_reports("\n".join(verify.stdout for verify in runs))
     if reports:
         return Outcome(title, "FAILED", f"{len(reports)} report lines, the first: {reports[0].strip()}")
     return Outcome(title, "ok", f"no report, {seconds}")
@@ -209,7 +220,7 @@ def run_all(extra: Sequence[str], jobs: int, *, after_test: bool) -> list[Outcom
     if len(labels) > 1:
         outcomes.append(run_pytest("all platforms compared", environment, "platforms", extra))
     if shutil.which("oclgrind"):
-        outcomes.append(run_oclgrind())
+        outcomes.append(run_oclgrind(jobs))
     else:
         outcomes.append(Outcome("Oclgrind", "left out", "not installed (apt: oclgrind)"))
     return outcomes

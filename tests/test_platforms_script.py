@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from memtrain_cl.cases import declared_kernels
 from scripts import platforms
 from scripts.platforms import Outcome, find_reports
 
@@ -51,7 +52,7 @@ def stub_runs(monkeypatch: pytest.MonkeyPatch, labels: list[str], failing: str =
 
     monkeypatch.setattr(platforms, "device_labels", lambda environment: labels)
     monkeypatch.setattr(platforms, "run_pytest", run_pytest)
-    monkeypatch.setattr(platforms, "run_oclgrind", lambda: Outcome("Oclgrind", "ok", ""))
+    monkeypatch.setattr(platforms, "run_oclgrind", lambda jobs: Outcome("Oclgrind", "ok", ""))
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     return runs
 
@@ -114,6 +115,20 @@ def test_a_package_that_apt_lacks_does_not_stop_the_next(
     platforms.install_apt_packages()
     assert [command[-1] for command in commands] == ["-qq", "oclgrind", "pocl-opencl-icd"]
     assert capsys.readouterr().out == "not installed: oclgrind, which brings Oclgrind (apt-get failed)\n"
+
+
+def test_oclgrind_s_processes_share_all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def answer(command: list[str]) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, REPORTS[0] if "-c" in command else "codec  Oclgrind  yes")
+
+    monkeypatch.setattr(platforms, "under_oclgrind", answer)
+    assert platforms.run_oclgrind(2).status == "ok"
+    parts = [command[command.index("Oclgrind") + 1 :] for command in asked[1:]]
+    assert len(parts) == 2
+    assert sorted(name for part in parts for name in part) == sorted({file for file, _ in declared_kernels()})
 
 
 @pytest.mark.skipif(shutil.which("oclgrind") is None, reason="Oclgrind is not installed")

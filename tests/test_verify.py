@@ -105,7 +105,8 @@ def test_bad_input_ends_with_exit_code_2(
 def test_all_devices_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[tuple[str, bool]] = []
 
-    def one_row(info: Any, *, small: bool) -> Any:
+    def one_row(info: Any, kernels: list[tuple[str, str]], *, small: bool) -> Any:
+        assert kernels == declared_kernels()
         asked.append((info.label, small))
         ok = info.index > 0
         yield verify.Row("k", "f", info.platform, "", info.name, ok, 0.0, 0, 1, "" if ok else "why\nand more")
@@ -119,6 +120,16 @@ def test_all_devices_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert main(["verify", "--json", "--device", str(len(devices()) - 1)]) == (1 if len(devices()) == 1 else 0)
     (row,) = json.loads(capsys.readouterr().out)
     assert row["device"] == devices()[-1].name
+
+
+def test_kernels_are_chosen_by_their_names_or_their_file_s() -> None:
+    assert verify.named_kernels([]) == declared_kernels()
+    assert verify.named_kernels(["sum_parts"]) == [("matvec", "sum_parts")]
+    assert verify.named_kernels(["codec", "sum_parts"]) == [
+        pair for pair in declared_kernels() if pair[0] == "codec" or pair[1] == "sum_parts"
+    ]
+    with pytest.raises(ValueError, match=r"names of kernels or of their files, got other, sum_part$"):
+        verify.named_kernels(["sum_part", "codec", "other"])
 
 
 def test_a_kernel_without_cases_is_not_ok(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
