@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
-
-import torch
 
 from memtrain_cl.adam_rule import EPS_MIN, PROFILE_BLOCK_MAX, SKIPS, AdamStep
 from memtrain_cl.code_maps import CODES
 from memtrain_cl.formats import LR_MAX
-from memtrain_cl.nn.options import at_least, flag, flag_or_none, is_whole, one_of
+from memtrain_cl.nn.options import at_least, flag, flag_or_none, one_of
+from memtrain_cl.optim.group_options import betas, between, require_same_groups, whole_between
+from memtrain_cl.optim.group_options import checked as checked_options
 
 #: The ways to hold moments that a group can ask for; "g4" is the published name of profiles.
 METHODS = ("auto", "int8", "g4", "profile", "dense")
 ROUNDINGS = ("nearest", "stochastic")
 #: The options that decide how a state's bytes are read. A state loads only where they are the same.
 LAYOUT = ("compression_method", "code", "int8_block_size", "profile_block_size")
-#: Keys of a group that are no options of ours: torch's own, schedulers', and names for logs.
-FOREIGN = ("params", "param_names", "initial_lr", "max_lr", "min_lr", "name")
-
-
-def _between(lowest: float, highest: float) -> Callable[[str, Any], Any]:
-    def check(name: str, value: Any) -> Any:
-        number = value
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and name == "lr":
-            number = value.item()
-        fits = isinstance(number, numbers.Real) and not isinstance(number, bool) and lowest <= float(number) <= highest
-        if not fits:
-            raise ValueError(f"expected {name} as a number {lowest:g}..{highest:g}, got {value!r}")
-        return value
-
-    return check
-
-
-def _whole_between(lowest: int, highest: int) -> Callable[[str, Any], int]:
-    def check(name: str, value: Any) -> int:
-        if not is_whole(value) or not lowest <= value <= highest:
-            raise ValueError(f"expected {name} as an integer in {lowest}..{highest}, got {value!r}")
-        return int(value)
-
-    return check
-
-
-def _betas(name: str, value: Any) -> tuple[float, float]:
-    pair = tuple(value) if isinstance(value, list | tuple) else ()
-    if len(pair) != 2 or not all(isinstance(beta, numbers.Real) and 0.0 <= float(beta) < 1.0 for beta in pair):
-        raise ValueError(f"expected {name} as two numbers in [0, 1), got {value!r}")
-    return pair
 
 
 def _refused(name: str, value: Any) -> bool:
@@ -58,22 +26,22 @@ def _refused(name: str, value: Any) -> bool:
 
 
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    "lr": _between(0.0, LR_MAX),
-    "betas": _betas,
-    "eps": _between(EPS_MIN, LR_MAX),
-    "weight_decay": _between(0.0, LR_MAX),
+    "lr": between(0.0, LR_MAX),
+    "betas": betas,
+    "eps": between(EPS_MIN, LR_MAX),
+    "weight_decay": between(0.0, LR_MAX),
     "compression_method": one_of(*METHODS),
     "decoupled_weight_decay": flag,
     "maximize": flag,
-    "int8_block_size": _whole_between(1, (1 << 31) - 1),
-    "profile_block_size": _whole_between(1, PROFILE_BLOCK_MAX),
+    "int8_block_size": whole_between(1, (1 << 31) - 1),
+    "profile_block_size": whole_between(1, PROFILE_BLOCK_MAX),
     "code": one_of(*CODES),
     "moment_rounding": one_of(*ROUNDINGS),
     "refit_every": at_least(1),
     "min_size_for_g4": at_least(1),
-    "g4_gof_threshold": _between(0.0, 1.0),
+    "g4_gof_threshold": between(0.0, 1.0),
     "skip": one_of(*SKIPS),
-    "seed": _whole_between(0, 0xFFFFFFFF),
+    "seed": whole_between(0, 0xFFFFFFFF),
     "foreach": flag_or_none,
     "capturable": _refused,
     "differentiable": _refused,
@@ -82,19 +50,12 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 
 def checked(group: Mapping[str, Any]) -> dict[str, Any]:
     """A group with its options checked; ValueError for an unknown one and for one out of range."""
-    unknown = sorted(set(group) - set(CHECKS) - set(FOREIGN))
-    if unknown:
-        raise ValueError(f"expected options of {', '.join(CHECKS)} in a parameter group, got {', '.join(unknown)}")
-    return {name: CHECKS[name](name, value) if name in CHECKS else value for name, value in group.items()}
+    return checked_options(group, CHECKS)
 
 
 def require_groups(current: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
     """ValueError unless saved groups can take the place of these."""
-    if not all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in saved):
-        raise ValueError("expected parameter groups with their parameters' numbers, got others")
-    sizes = [len(group["params"]) for group in current]
-    if [len(group["params"]) for group in saved] != sizes:
-        raise ValueError(f"expected groups of {sizes} parameters, got {[len(group['params']) for group in saved]}")
+    require_same_groups(current, saved)
     for group, other in zip(current, saved, strict=True):
         missing = sorted(set(CHECKS) - set(other))
         if missing:

@@ -16,8 +16,7 @@ import torch
 
 from memtrain_cl.adam_rule import MOMENT_CODES, AdamTensor
 from memtrain_cl.code_maps import zero_code
-from memtrain_cl.sharing import share
-from memtrain_cl.sharing.cuda import partner
+from memtrain_cl.optim.base import placed
 
 State = dict[str, Any]
 NUMBERS = ("step", "code", "block_size", "seed")
@@ -42,13 +41,6 @@ def _fill(code: str, name: str) -> float:
     if name.endswith("scale"):
         return 0.0 if code == "profile" else 1.0
     return float(zero_code(True)) if code == "dynamic" and name == "exp_avg" else 0.0
-
-
-def placed(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor where kernels find it: CUDA's move into shared memory, where there is any."""
-    if tensor.device.type == "cuda" and tensor.numel() and partner(tensor.device) is not None:
-        share(tensor)
-    return tensor
 
 
 def new_state(param: torch.Tensor, code: str, block_size: int, seed: int) -> State:

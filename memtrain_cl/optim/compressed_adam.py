@@ -10,32 +10,25 @@ Ba 2014; the dynamic code: "8-bit Optimizers via Block-wise Quantization", Dettm
 
 from __future__ import annotations
 
-import importlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import nn
 
-import memtrain_cl.ops
 from memtrain_cl.adam_rule import AdamStep, AdamTensor
 from memtrain_cl.formats import stream_seed
-from memtrain_cl.nn.options import at_least, flag
 from memtrain_cl.optim import adam_options as options
 from memtrain_cl.optim.adam_state import State, adam_tensor, code_of, decoded, loaded_state, new_state, recode, root
-from memtrain_cl.optim.fused_backward import BackwardSteps
+from memtrain_cl.optim.base import BackwardOptimizer, Place, require_gradient
 from memtrain_cl.optim.profiles import normal_table, profile_fits
 
-_FLOATING = (torch.float32, torch.bfloat16, torch.float16)
-#: A parameter, and where it is: its group's number, and its own over all groups.
-Place = tuple[int, int, torch.Tensor]
 
-
-class CompressedAdam(torch.optim.Optimizer):
+class CompressedAdam(BackwardOptimizer):
     """Adam with compressed moments; `torch.optim.Adam`'s and `AdamW`'s place, on the host, "opencl" and CUDA.
 
     params, lr, betas, eps, weight_decay, maximize: as torch's; lr may be a tensor. decoupled_weight_decay: AdamW.
@@ -97,9 +90,7 @@ class CompressedAdam(torch.optim.Optimizer):
         max_grad_norm: float | None = None,
         ops: ModuleType | None = None,
     ) -> None:
-        self.ops = memtrain_cl.ops if ops is None else ops
-        self._backward: BackwardSteps | None = None
-        self._backward_options = _backward_options(fused_backward, accumulate, max_grad_norm)
+        self._prepare(ops, fused_backward, accumulate, max_grad_norm)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -146,64 +137,9 @@ class CompressedAdam(torch.optim.Optimizer):
         """As torch's. ValueError for unknown options and those out of range; TypeError for other dtypes."""
         if not isinstance(param_group, dict):
             raise TypeError(f"expected a parameter group as a dict, got {type(param_group).__name__}")
-        group = options.checked(param_group)
-        if "params" in group and not isinstance(group["params"], torch.Tensor | set):
-            group["params"] = list(group["params"])
-            for item in group["params"]:
-                parameter = item[1] if isinstance(item, tuple) else item
-                if isinstance(parameter, torch.Tensor) and parameter.dtype not in _FLOATING:
-                    raise TypeError(
-                        f"expected parameters of {', '.join(map(str, _FLOATING))}, got {parameter.dtype} "
-                        f"{list(parameter.shape)}"
-                    )
-        super().add_param_group(group)
-        if self._backward is not None:
-            number = len(self.param_groups) - 1
-            self._backward.attach(place for place in self._places() if place[0] == number)
-
-    def _places(self) -> Iterator[Place]:
-        index = 0
-        for number, group in enumerate(self.param_groups):
-            for parameter in group["params"]:
-                yield number, index, parameter
-                index += 1
-
-    def _parameters(self) -> list[torch.Tensor]:
-        return [parameter for _, _, parameter in self._places()]
-
-    def _names(self) -> list[str]:
-        """Of each parameter: the one it was given with, or its number."""
-        names: list[str] = []
-        for group in self.param_groups:
-            given = group.get("param_names")
-            names += given or [str(len(names) + place) for place in range(len(group["params"]))]
-        return names
+        super().add_param_group(options.checked(param_group))
 
     # ---- the step ------------------------------------------------------------------------------------------------
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step of every parameter that has a gradient; the loss of a closure, which is called first."""
-        if self._backward is not None:
-            if closure is not None:
-                raise RuntimeError(
-                    "expected step() without a closure with fused_backward=True: "
-                    "its backward would step parameters that it evaluates again"
-                )
-            self._backward.finish(self._parameters())
-            return None
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._update(place for place in self._places() if place[2].grad is not None)
-        return loss
 
     def _update(self, places: Iterable[Place]) -> None:
         """Step parameters that have gradients. All are looked at before the first is changed."""
@@ -215,7 +151,7 @@ class CompressedAdam(torch.optim.Optimizer):
             grad = parameter.grad
             if grad is None or parameter.numel() == 0:
                 continue
-            _require_gradient(parameter, grad)
+            require_gradient(parameter, grad)
             group = self.param_groups[number]
             # Not self.state[parameter], which would make an entry.
             state = self.state.get(parameter)
@@ -273,37 +209,6 @@ class CompressedAdam(torch.optim.Optimizer):
         if code != rule.code:
             recode(self.ops, state, code, options.block_size_of(group, code), moments)
 
-    # ---- steps in backward -----------------------------------------------------------------------------------------
-
-    def _attach(self) -> None:
-        if self._backward_options is not None:
-            backward = BackwardSteps(lambda *place: self._update([place]), *self._backward_options)
-            backward.attach(self._places())
-            self._backward = backward
-
-    def release_backward(self) -> None:
-        """End fused_backward: from now on gradients stay, and `step()` takes the steps."""
-        if self._backward is not None:
-            self._backward.release(self._parameters())
-            self._backward = self._backward_options = None
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; with fused_backward it drops gradients that wait for others of their step."""
-        if self._backward is not None:
-            self._backward.clear(self._parameters())
-        else:
-            super().zero_grad(set_to_none)
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        # GradScaler asks before it steps.
-        if self._backward is not None:
-            raise RuntimeError(
-                "expected no GradScaler with fused_backward=True: parameters have been stepped in backward, with "
-                "gradients that are still scaled; train in bfloat16, or without fused_backward"
-            )
-        return False
-
     # ---- what it tells ---------------------------------------------------------------------------------------------
 
     def method_of(self, parameter: torch.Tensor) -> str | None:
@@ -335,16 +240,10 @@ class CompressedAdam(torch.optim.Optimizer):
 
     # ---- saving and copying ----------------------------------------------------------------------------------------
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what `state_dict` gave, bit for bit. Types of the state stay, whatever the weights'.
-
-        ValueError, and nothing changed, where the state is of another optimizer, of other parameters, or was made with
-        another compression_method, code or block size than this optimizer has.
+    def _load(self, content: dict[str, Any]) -> None:
+        """ValueError, and nothing changed, where the state is of another optimizer, of other parameters, or was made
+        with another compression_method, code or block size than this optimizer has.
         """
-        content = state_dict.copy()
-        for hook in self._optimizer_load_state_dict_pre_hooks.values():
-            replaced = hook(self, content)
-            content = content if replaced is None else replaced
         groups = deepcopy(content["param_groups"])
         options.require_groups(self.param_groups, groups)
         own = dict(zip((i for group in groups for i in group["params"]), self._places(), strict=True))
@@ -362,38 +261,3 @@ class CompressedAdam(torch.optim.Optimizer):
             if "param_names" in current:
                 group.setdefault("param_names", current["param_names"])
         self.__setstate__({"state": state, "param_groups": groups})
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A module does not pickle.
-        own = {"ops": self.ops.__name__, "_backward_options": self._backward_options, "_backward": None}
-        return {**super().__getstate__(), **own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        copied = "ops" in state
-        super().__setstate__({**state, "ops": importlib.import_module(state["ops"])} if copied else state)
-        if copied:
-            self._attach()
-
-
-def _backward_options(fused: Any, accumulate: Any, max_grad_norm: Any) -> tuple[int, float | None] | None:
-    flag("fused_backward", fused)
-    at_least(1)("accumulate", accumulate)
-    if max_grad_norm is not None and not (isinstance(max_grad_norm, int | float) and 0 < max_grad_norm < float("inf")):
-        raise ValueError(f"expected max_grad_norm as a number above 0, or None, got {max_grad_norm!r}")
-    if not fused and (accumulate != 1 or max_grad_norm is not None):
-        raise ValueError("expected accumulate and max_grad_norm with fused_backward=True alone")
-    return (accumulate, max_grad_norm) if fused else None
-
-
-def _require_gradient(parameter: torch.Tensor, grad: torch.Tensor) -> None:
-    if grad.layout is not torch.strided:
-        raise RuntimeError(
-            f"expected dense gradients, got one of layout {grad.layout} for {list(parameter.shape)}; "
-            "make embeddings with sparse=False"
-        )
-    if parameter.dtype not in _FLOATING:
-        raise TypeError(f"expected parameters of {', '.join(map(str, _FLOATING))}, got {parameter.dtype}")
-    if grad.dtype not in (parameter.dtype, torch.float32):
-        raise TypeError(f"expected a gradient of {parameter.dtype} or torch.float32, got {grad.dtype}")

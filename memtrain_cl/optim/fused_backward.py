@@ -14,9 +14,10 @@ import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 _FREED = (
-    "expected no use of a gradient after backward, got {name}: with fused_backward=True a gradient is freed as soon as "
-    "its parameter has been stepped. Clip each tensor's with max_grad_norm=, and let no GradScaler look for infinities "
-    "(a gradient that is not finite is skipped and counted)"
+    "expected no use of a gradient after backward, got {name}: where parameters are stepped in backward "
+    "(fused_backward=True of CompressedAdam, fused=True of Automagic) a gradient is freed with its step. Clip each "
+    "tensor's with max_grad_norm=, and let no GradScaler look for infinities (a gradient that is not finite is skipped "
+    "and counted)"
 )
 _aten = torch.ops.aten
 #: What may be done with a freed gradient: moving its parameter, which takes it along.
@@ -55,12 +56,18 @@ class BackwardSteps:
 
     update(group, index, parameter): takes the step with the parameter's gradient.   accumulate: gradients of a
     parameter that make one step; they are summed.   max_grad_norm: the longest gradient of a tensor, None for any.
+    option: the optimizer's word for steps in backward.
     """
 
     def __init__(
-        self, update: Callable[[int, int, torch.Tensor], None], accumulate: int, max_grad_norm: float | None
+        self,
+        update: Callable[[int, int, torch.Tensor], None],
+        accumulate: int,
+        max_grad_norm: float | None,
+        option: str = "fused_backward",
     ) -> None:
         self._update = update
+        self._option = option
         self._accumulate = accumulate
         self._max_grad_norm = max_grad_norm
         self._handles: list[Any] = []
@@ -104,11 +111,11 @@ class BackwardSteps:
             grad = parameter.grad
             if grad is not None and not isinstance(grad, FreedGradient) and not self._pending.get(parameter):
                 raise RuntimeError(
-                    "expected gradients from backward alone with fused_backward=True, got one that was assigned"
+                    f"expected gradients from backward alone with {self._option}=True, got one that was assigned"
                 )
         if not self._arrived:
             raise RuntimeError(
-                "expected a backward before step() with fused_backward=True, got none that reached a parameter: "
+                f"expected a backward before step() with {self._option}=True, got none that reached a parameter: "
                 "are these still the model's parameters?"
             )
         self._arrived = 0
@@ -130,7 +137,7 @@ class BackwardSteps:
 
     def _after(self, group: int, index: int) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
-            _require_alone()
+            _require_alone(self._option)
             self._arrived += 1
             count = self._pending.get(parameter, 0) + 1
             if count < self._accumulate:
@@ -151,10 +158,10 @@ class BackwardSteps:
             grad.mul_((self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0).to(grad.dtype))
 
 
-def _require_alone() -> None:
+def _require_alone(option: str) -> None:
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise RuntimeError(
-            f"expected one process with fused_backward=True, got {distributed.get_world_size()} ranks: "
+            f"expected one process with {option}=True, got {distributed.get_world_size()} ranks: "
             "gradients would be used before they are averaged"
         )
