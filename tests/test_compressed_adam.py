@@ -15,7 +15,9 @@ from memtrain_cl import memory_report, reference
 from memtrain_cl.adam_rule import EPS_MIN, LONGEST_STEP, SKIPS, AdamStep
 from memtrain_cl.device import Device
 from memtrain_cl.optim import CompressedAdam
+from memtrain_cl.runtimes import import_pyopencl
 from tests.adam_cases import DTYPES, METHODS, advance, give, oracle, parameters, rooms, same_bits, values
+from tests.nn_cases import room_of
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "moments.json").read_text())["compressed_adam"]["runs"]
 LR = 1e-2
@@ -380,6 +382,52 @@ def test_what_cannot_be_stepped_is_refused() -> None:
 def test_the_rule_is_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AdamStep(**{"lr": 1e-3, **options})
+
+
+def test_a_step_on_the_device_waits_for_nothing(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an optimizer's first step, which makes the state, nor later ones, with gradients finite or not."""
+    if device.info.index:
+        pytest.skip("torch differentiates on opencl:0 alone")
+    place = room_of("opencl", device).place
+
+    def made() -> tuple[CompressedAdam, list[tuple[torch.Tensor, torch.Tensor]]]:
+        groups = [{"params": parameters(place=place), **options} for options in METHODS.values()]
+        optimizer = CompressedAdam(groups, lr=LR, max_grad_norm=1.0, fused_backward=True)
+        pairs = [(parameter, torch.ones_like(parameter)) for group in groups for parameter in group["params"]]
+        pairs[0][1].view(-1)[3] = math.nan
+        return optimizer, pairs
+
+    def train(optimizer: CompressedAdam, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for _ in range(3):
+            for parameter, grad in pairs:
+                (parameter * grad).sum().backward()
+            optimizer.step()
+
+    train(*made())  # checks the device, and sends it maps and tables, once a process
+    optimizer, pairs = made()
+    cl = import_pyopencl()
+    waits: list[str] = []
+
+    def watched(name: str, call: Any) -> Any:
+        def watching(*arguments: Any, **options: Any) -> Any:
+            if options.get("is_blocking", True):
+                waits.append(name)
+            return call(*arguments, **options)
+
+        return watching
+
+    for owner, name in (
+        (Device, "synchronize"),
+        (cl.Event, "wait"),
+        (cl.CommandQueue, "finish"),
+        (cl, "enqueue_map_buffer"),
+        (cl, "enqueue_copy"),
+    ):
+        monkeypatch.setattr(owner, name, watched(name, getattr(owner, name)))
+    train(optimizer, pairs)
+    assert not waits
+    assert optimizer.skipped_updates() == {"0": (3, 3)}
+    assert waits
 
 
 def test_strided_parameters_and_gradients(device: Device) -> None:

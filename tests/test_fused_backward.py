@@ -205,6 +205,11 @@ def test_steps_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(RuntimeError, match="expected gradients from backward alone"):
         optimizer.step()
     model.first.weight.grad = None
+    model.frozen.requires_grad_(True)
+    loss_of(model, 0).backward()
+    with pytest.raises(RuntimeError, match="of a parameter that was frozen when the optimizer was made"):
+        optimizer.step()
+    model.frozen.requires_grad_(False)
     with pytest.raises(ValueError, match="expected a parameter that no optimizer steps in backward"):
         oracle(model.parameters(), fused_backward=True)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)

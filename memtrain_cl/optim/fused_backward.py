@@ -111,7 +111,8 @@ class BackwardSteps:
             grad = parameter.grad
             if grad is not None and not isinstance(grad, FreedGradient) and not self._pending.get(parameter):
                 raise RuntimeError(
-                    f"expected gradients from backward alone with {self._option}=True, got one that was assigned"
+                    f"expected gradients from backward alone with {self._option}=True, got one that was assigned, "
+                    "or of a parameter that was frozen when the optimizer was made"
                 )
         if not self._arrived:
             raise RuntimeError(
