@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         stochastic_quantize,
         unpack_int4,
     )
+    from memtrain_cl.optim.automagic import Automagic
     from memtrain_cl.optim.compressed_adam import CompressedAdam
     from memtrain_cl.optim.controller import CounterController
     from memtrain_cl.reference.codes import (
@@ -84,6 +85,7 @@ _HOMES = {
         "stochastic_quantize",
         "unpack_int4",
     ),
+    "memtrain_cl.optim.automagic": ("Automagic",),
     "memtrain_cl.optim.compressed_adam": ("CompressedAdam",),
     "memtrain_cl.optim.controller": ("CounterController",),
     "memtrain_cl.torch_device.fallback": ("fallbacks", "reset_fallbacks", "strict"),
@@ -112,6 +114,7 @@ _SUBPACKAGES = ("nn", "ops", "optim", "reference")
 
 __all__ = [
     "C_DEFAULT",
+    "Automagic",
     "BuildError",
     "CompactCounterLinear",
     "CompressedAdam",

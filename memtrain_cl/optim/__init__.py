@@ -1,5 +1,6 @@
 """Optimizers in torch's shape, and what compresses their moments."""
 
+from memtrain_cl.optim.automagic import Automagic
 from memtrain_cl.optim.compressed_adam import CompressedAdam
 from memtrain_cl.optim.controller import CounterController
 from memtrain_cl.optim.moments import (
@@ -19,6 +20,7 @@ from memtrain_cl.optim.profiles import (
 
 __all__ = [
     "AnomalyReport",
+    "Automagic",
     "CompressedAdam",
     "CompressedMomentEncoding",
     "CompressedOptimizerState",
