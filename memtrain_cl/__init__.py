@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, NotFinite, OutOfMemory, UnsupportedDevice
     from memtrain_cl.formats import C_DEFAULT, effective_bits
     from memtrain_cl.fp8 import Fp8CastResult, fp8_cast_with_guard
+    from memtrain_cl.lm.model import build_causal_lm
     from memtrain_cl.nn.convert import CounterLinearWithBias, SwapReport, swap_linears_to_counter
     from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
     from memtrain_cl.nn.memory import memory_report
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
     from memtrain_cl.optim.automagic import Automagic
     from memtrain_cl.optim.compressed_adam import CompressedAdam
     from memtrain_cl.optim.controller import CounterController
+    from memtrain_cl.recompute_policy import (
+        RecomputeDecision,
+        SelectiveRecomputePolicy,
+        estimate_block_activation_bytes,
+        estimate_block_recompute_flops,
+        estimate_recompute_benefit,
+        estimate_recompute_cost,
+    )
     from memtrain_cl.reference.codes import (
         decode_state,
         encode_state,
@@ -71,6 +80,7 @@ _HOMES = {
     ),
     "memtrain_cl.formats": ("C_DEFAULT", "effective_bits"),
     "memtrain_cl.fp8": ("Fp8CastResult", "fp8_cast_with_guard"),
+    "memtrain_cl.lm.model": ("build_causal_lm",),
     "memtrain_cl.nn.convert": ("CounterLinearWithBias", "SwapReport", "swap_linears_to_counter"),
     "memtrain_cl.nn.counter": ("CompactCounterLinear", "PackedRMSCounterLinear", "RMSCounterLinear"),
     "memtrain_cl.nn.memory": ("memory_report",),
@@ -97,6 +107,14 @@ _HOMES = {
         "memory_summary",
         "reset_peak_memory_stats",
         "synchronize",
+    ),
+    "memtrain_cl.recompute_policy": (
+        "RecomputeDecision",
+        "SelectiveRecomputePolicy",
+        "estimate_block_activation_bytes",
+        "estimate_block_recompute_flops",
+        "estimate_recompute_benefit",
+        "estimate_recompute_cost",
     ),
     "memtrain_cl.reference.codes": (
         "decode_state",
@@ -130,8 +148,11 @@ __all__ = [
     "OutOfMemory",
     "PackedRMSCounterLinear",
     "RMSCounterLinear",
+    "RecomputeDecision",
+    "SelectiveRecomputePolicy",
     "SwapReport",
     "UnsupportedDevice",
+    "build_causal_lm",
     "counter_update_from_io_hashsr",
     "counter_update_hashsr",
     "decode_state",
@@ -140,6 +161,10 @@ __all__ = [
     "effective_bits",
     "empty_cache",
     "encode_state",
+    "estimate_block_activation_bytes",
+    "estimate_block_recompute_flops",
+    "estimate_recompute_benefit",
+    "estimate_recompute_cost",
     "fallbacks",
     "fp8_cast",
     "fp8_cast_with_guard",

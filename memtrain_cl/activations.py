@@ -15,31 +15,33 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from memtrain_cl.activation_rules import FunctionWatch, Keep, require_outside_checkpoint
+from memtrain_cl.activation_store import (
+    FP8,
+    Fp8Stored,
+    Kept,
+    RowsStored,
+    Stored,
+    Use,
+    is_parameter,
+    order_of,
+    root_of,
+    unpack,
+)
 from memtrain_cl.bridge import is_known
 from memtrain_cl.errors import NotFinite
 from memtrain_cl.formats import check_bits, stream_seed
 from memtrain_cl.fp8 import fp8_cast_with_guard
 from memtrain_cl.homes import operand_of
-from memtrain_cl.ops.fp8 import fp8_restore
-from memtrain_cl.ops.saved_rows import restore_rows, save_rows
 
 #: Tensors of fewer elements are left as they are, and those with rows of fewer, whose scales would cost too much.
 MIN_NUMEL = 4096
 MIN_ROW = 4
 #: Formats that activations can be saved in.
 FORMATS = ("int", "fp8")
-#: The 8-bit type of activations: the one with more bits for the mantissa.
-_FP8 = "float8_e4m3fn"
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-#: Nodes of the graph behind which a parameter is still the parameter: views of it, and casts.
-_SAME_VALUES = frozenset(
-    f"{name}Backward0"
-    for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Alias", "Unsqueeze", "ToCopy")
-)
 
 
 @dataclass
@@ -74,151 +76,23 @@ class SavedReport:
         )
 
 
-class _Kept:
-    """A tensor that was left as it is. Torch does not watch over what hooks keep, so the version is checked here."""
-
-    __slots__ = ("tensor", "version")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        # Not the tensor itself: an output that its own node keeps would never be freed.
-        self.tensor = tensor.detach()
-        self.version = tensor._version
-
-    def restore(self) -> torch.Tensor:
-        if self.tensor._version != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{self.tensor.dtype} {list(self.tensor.shape)} is at version {self.tensor._version}; expected version "
-                f"{self.version} instead"
-            )
-        return self.tensor
-
-
-class _Stored:
-    """A matrix in fewer bits. What it was saved from is remembered, but not kept: `is_of` says whether it is that."""
-
-    __slots__ = ("__weakref__", "codes", "dtype", "memory", "root")
-
-    def __init__(self, matrix: torch.Tensor, codes: torch.Tensor, root: torch.Tensor) -> None:
-        self.codes = codes
-        self.dtype = matrix.dtype
-        self.root = weakref.ref(root)
-        self.memory = _memory_of(root)
-
-    def is_of(self, root: torch.Tensor) -> bool:
-        """Whether `root` is the tensor that this one was saved from, and has its memory still."""
-        return self.root() is root and _is_memory_of(self.memory, root)
-
-    @property
-    def nbytes(self) -> int:
-        return self.codes.numel() * self.codes.element_size()
-
-    def matrix(self) -> torch.Tensor:
-        """What comes back: here wider codes, which are numbers themselves."""
-        return self.codes.to(self.dtype)
-
-
-class _Fp8(_Stored):
-    """8-bit floating numbers, as uint8."""
-
-    __slots__ = ()
-
-    def matrix(self) -> torch.Tensor:
-        return fp8_restore(self.codes, _FP8, dtype=self.dtype)
-
-
-class _Rows(_Stored):
-    """Codes of few bits, a scale a row."""
-
-    __slots__ = ("bits", "rows", "scale")
-
-    def __init__(self, matrix: torch.Tensor, bits: int, seed: int, root: torch.Tensor) -> None:
-        codes, self.scale = save_rows(matrix, bits, seed=seed)
-        super().__init__(matrix, codes, root)
-        self.bits = bits
-        self.rows = tuple(matrix.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + self.scale.numel() * self.scale.element_size()
-
-    def matrix(self) -> torch.Tensor:
-        return restore_rows(self.codes, self.scale, self.bits, self.rows, dtype=self.dtype)
-
-
-class _Use:
-    """One save of a stored tensor: it comes back in the shape and the order of dimensions that were saved."""
-
-    __slots__ = ("order", "shape", "stored")
-
-    def __init__(self, stored: _Stored, shape: tuple[int, ...], order: tuple[int, ...] | None) -> None:
-        self.stored = stored
-        self.shape = shape
-        self.order = order
-
-    def restore(self) -> torch.Tensor:
-        matrix = self.stored.matrix()
-        if self.order is None:
-            return matrix.view(self.shape)
-        ordered = matrix.view([self.shape[dim] for dim in self.order])
-        return ordered.permute([self.order.index(dim) for dim in range(len(self.order))])
-
-
-def _memory_of(tensor: torch.Tensor) -> Any:
-    """A weak reference to a tensor's memory, whose place no other memory takes as long as the reference is there."""
-    operand = operand_of(tensor)
-    return StorageWeakRef(tensor.untyped_storage()) if operand is None else weakref.ref(operand.array)
-
-
-def _is_memory_of(reference: Any, tensor: torch.Tensor) -> bool:
-    operand = operand_of(tensor)
-    if operand is None:
-        return bool(reference == StorageWeakRef(tensor.untyped_storage()))
-    return reference() is operand.array
-
-
-def _root_of(tensor: torch.Tensor) -> torch.Tensor:
-    base = tensor._base
-    return tensor if base is None else base
-
-
-def _is_parameter(tensor: torch.Tensor, root: torch.Tensor) -> bool:
-    """Whether it is a parameter or another leaf that requires grad, a view of one, or one in another type."""
-    if any(isinstance(it, torch.nn.Parameter) or (it.is_leaf and it.requires_grad) for it in (tensor, root)):
-        return True
-    node = tensor.grad_fn
-    while node is not None and node.name() in _SAME_VALUES:
-        node = node.next_functions[0][0]
-    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
-
-
-def _order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The order of dimensions, the last one last, in which the tensor is contiguous; None where it is so already, or
-    in no such order.
-    """
-    if tensor.is_contiguous():
-        return None
-    last = tensor.ndim - 1
-    strides = tensor.stride()
-    order = (*sorted(range(last), key=lambda dim: (-strides[dim], dim)), last)
-    return order if tensor.permute(order).is_contiguous() else None
-
-
-class _Session:
+class Session:
     """One entry of the context: its report, and what was packed in it and still waits for its backward."""
 
     def __init__(self, owner: saved_activations) -> None:
         self._owner = owner
         self.report = SavedReport()
-        self._stored: weakref.WeakValueDictionary[Any, _Stored] = weakref.WeakValueDictionary()
+        self._stored: weakref.WeakValueDictionary[Any, Stored] = weakref.WeakValueDictionary()
         self._watch = FunctionWatch()
-        self._hooks = saved_tensors_hooks(self._pack, _unpack)
+        self._hooks = saved_tensors_hooks(self.pack, unpack)
 
     def open(self) -> None:
+        """From here on what is saved comes here."""
         self._hooks.__enter__()
         self._watch.__enter__()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
+        """Up to here."""
         self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(None, None, None)
 
@@ -229,19 +103,24 @@ class _Session:
             and tensor.ndim > 0
             and tensor.shape[-1] >= MIN_ROW
             and tensor.layout is torch.strided
-            and is_known(tensor)
-            and (type(tensor) is torch.Tensor or operand_of(tensor) is not None)
+            and self._is_plain(tensor)
             and not any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            and not _is_parameter(tensor, root)
+            and not is_parameter(tensor, root)
         )
 
-    def _pack(self, tensor: torch.Tensor) -> _Kept | _Use:
-        root = _root_of(tensor)
+    @staticmethod
+    def _is_plain(tensor: torch.Tensor) -> bool:
+        """Whether kernels can read it: no subclass of others, on a device that they know."""
+        return is_known(tensor) and (type(tensor) is torch.Tensor or operand_of(tensor) is not None)
+
+    def pack(self, tensor: torch.Tensor) -> Kept | Use:
+        """What is kept of a tensor until `unpack` is asked for it."""
+        root = root_of(tensor)
         keep = self._watch.rule_for(tensor)
         if keep is Keep.FULL or not self._takes(tensor, root):
             self.report.left += 1
-            return _Kept(tensor)
-        order = _order_of(tensor)
+            return Kept(tensor)
+        order = order_of(tensor)
         dense = tensor.detach()
         if order is not None:
             dense = dense.permute(order)
@@ -256,11 +135,11 @@ class _Session:
         else:
             stored = self._fresh(dense.reshape(rows, length), root, keep)
             if stored is None:
-                return _Kept(tensor)
+                return Kept(tensor)
             self._stored[key] = stored
-        return _Use(stored, tuple(tensor.shape), order)
+        return Use(stored, tuple(tensor.shape), order)
 
-    def _fresh(self, matrix: torch.Tensor, root: torch.Tensor, keep: Keep) -> _Stored | None:
+    def _fresh(self, matrix: torch.Tensor, root: torch.Tensor, keep: Keep) -> Stored | None:
         """What is stored of a matrix; None where it is to be kept as it is."""
         report = self.report
         nbytes = matrix.numel() * matrix.element_size()
@@ -276,41 +155,29 @@ class _Session:
         report.bytes_after += nbytes if stored is None else stored.nbytes
         return stored
 
-    def _in_few_bits(self, matrix: torch.Tensor, bits: int, root: torch.Tensor) -> _Stored | None:
+    def _in_few_bits(self, matrix: torch.Tensor, bits: int, root: torch.Tensor) -> Stored | None:
         """None where a row is not finite."""
         try:
-            stored = _Rows(matrix, bits, self._owner.next_seed(), root)
+            stored = RowsStored(matrix, bits, self._owner.next_seed(), root)
         except NotFinite:
             self.report.not_finite += 1
             return None
         self.report.packed += 1
         return stored
 
-    def _in_fp8(self, matrix: torch.Tensor, root: torch.Tensor) -> _Stored | None:
+    def _in_fp8(self, matrix: torch.Tensor, root: torch.Tensor) -> Stored | None:
         """As the receipt says; None where a number is not finite, or 16 bits would be no fewer or hold too little."""
         wider = torch.bfloat16 if matrix.element_size() > 2 else matrix.dtype
-        result = fp8_cast_with_guard(matrix, _FP8, wider)
+        result = fp8_cast_with_guard(matrix, FP8, wider)
         if result.used_fp8:
             self.report.packed += 1
-            return _Fp8(matrix, result.tensor.view(torch.uint8), root)
+            return Fp8Stored(matrix, result.tensor.view(torch.uint8), root)
         if result.reason == "non-finite":
             self.report.not_finite += 1
             return None
         self.report.fallbacks += 1
         kept = wider is matrix.dtype or result.max_abs > torch.finfo(wider).max
-        return None if kept else _Stored(matrix, result.tensor, root)
-
-
-def _unpack(saved: _Kept | _Use) -> torch.Tensor:
-    try:
-        return saved.restore()
-    except Exception as error:  # see torch_device/engine.py
-        tensor = saved.tensor if isinstance(saved, _Kept) else saved.stored.codes
-        if operand_of(tensor) is None:
-            raise
-        from memtrain_cl.torch_device.engine import carry
-
-        return carry(error)  # type: ignore[no-any-return]
+        return None if kept else Stored(matrix, result.tensor, root)
 
 
 class saved_activations:
@@ -371,7 +238,7 @@ class saved_activations:
         self.min_numel = min_numel
         self.format = format
         self._count = itertools.count(1)
-        self._entered: list[_Session] = []
+        self._entered: list[Session] = []
 
     def next_seed(self) -> int:
         """The seed of the next tensor that is stored."""
@@ -379,7 +246,7 @@ class saved_activations:
 
     def __enter__(self) -> SavedReport:
         require_outside_checkpoint()
-        session = _Session(self)
+        session = Session(self)
         session.open()
         self._entered.append(session)
         return session.report

@@ -11,17 +11,19 @@ from memtrain_cl.formats import check_c
 
 LINEAR_KINDS = ("counter", "dense")
 COMPUTES = ("fp", "int8")
+#: Kinds of tokens where text is read as it lies in files.
+BYTES = 256
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of a byte-level Llama-shaped model.
+    """Shape of a Llama-shaped model.
 
     layers, dim, heads: blocks, width, attention heads (dim divisible by 4 for the packed rows, and by heads; head width
     even for RoPE). hidden: width of the feed-forward part; 0 takes 8/3 dim, rounded up to a multiple of 32. seq: the
-    longest context in bytes. linear: "counter" (6-bit counter layers) or "dense" (float32). C, counter_lr, counter_eps
-    (their rms_eps), counter_compute ("fp" or "int8", of forward and update), tile_rows: options of the counter layers.
-    Raises ValueError for a value out of range.
+    longest context in tokens. vocab: kinds of tokens, 256 where they are bytes. linear: "counter" (6-bit counter
+    layers) or "dense" (float32). C, counter_lr, counter_eps (their rms_eps), counter_compute ("fp" or "int8", of
+    forward and update), tile_rows: options of the counter layers. Raises ValueError for a value out of range.
     """
 
     layers: int = 4
@@ -40,12 +42,10 @@ class ModelConfig:
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        for name in ("layers", "dim", "heads", "seq"):
+        for name in ("layers", "dim", "heads", "seq", "vocab"):
             _at_least(name, getattr(self, name), 1)
         _at_least("hidden", self.hidden, 0)
         _at_least("tile_rows", self.tile_rows, 0)
-        if self.vocab != 256:
-            raise ValueError(f"expected a vocabulary of 256 bytes, got vocab={self.vocab}")
         if self.linear not in LINEAR_KINDS:
             raise ValueError(f"expected linear to be one of {', '.join(LINEAR_KINDS)}, got {self.linear!r}")
         if self.dim % 4:
@@ -103,6 +103,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_bytes(self.model)
         _at_least("steps", self.steps, 1)
         _at_least("batch", self.batch, 1)
         _finite_positive("lr", self.lr)
@@ -139,6 +140,12 @@ class TrainConfig:
             raise ValueError(f"expected the field 'text' to be a list of paths, got {text!r}")
         typed = _typed_fields(cls, plain, skip=("model", "text"))
         return cls(model=ModelConfig.from_json(model), text=tuple(text), **typed)
+
+
+def require_bytes(model: ModelConfig) -> None:
+    """ValueError for a model whose tokens are not bytes."""
+    if model.vocab != BYTES:
+        raise ValueError(f"expected a vocabulary of {BYTES} bytes, got vocab={model.vocab}")
 
 
 def _typed_fields(cls: type[Any], values: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:

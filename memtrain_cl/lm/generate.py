@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memtrain_cl.errors import CorruptFile
 from memtrain_cl.export.packed import EngineFile, load_into
-from memtrain_cl.lm.config import ModelConfig
+from memtrain_cl.lm.config import ModelConfig, require_bytes
 from memtrain_cl.lm.model import CausalLM, KVCache
 
 ARCHITECTURE = "llama"
@@ -57,9 +57,11 @@ def _read_config(description: Mapping[str, Any], path: Path) -> ModelConfig:
             f"{path}: expected a model that memtrain-cl train exported, got architecture {architecture!r}"
         )
     try:
-        return ModelConfig.from_json(values)
+        config = ModelConfig.from_json(values)
+        require_bytes(config)
     except ValueError as error:
         raise CorruptFile(f"{path}: {error}") from error
+    return config
 
 
 def _check_names(file: EngineFile, config: ModelConfig, path: Path) -> None:

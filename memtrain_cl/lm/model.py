@@ -1,4 +1,4 @@
-"""A byte-level causal language model in Llama's shape: RMSNorm before each part, RoPE, SwiGLU, no biases.
+"""A causal language model in Llama's shape, by default over bytes: RMSNorm before each part, RoPE, SwiGLU, no biases.
 
 Module names are those of Llama checkpoints. The attention and feed-forward linears are counter layers (or float32 ones
 for comparison); embedding, norms and head are float32 parameters.
@@ -7,11 +7,13 @@ for comparison); embedding, norms and head are float32 parameters.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from memtrain_cl.lm.config import ModelConfig
 from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear
@@ -171,7 +173,11 @@ class Block(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Embedding, blocks and the last norm: bytes int64 [batch, length] -> float32 [batch, length, dim]."""
+    """Embedding, blocks and the last norm: tokens int64 [batch, length] -> float32 [batch, length, dim].
+
+    again: whether backward runs blocks again instead of keeping what they computed, all alike or each by itself.
+    context_fn: what torch.utils.checkpoint then asks about each, such as `memtrain_cl.recompute`.
+    """
 
     def __init__(self, config: ModelConfig, ops: Any) -> None:
         super().__init__()
@@ -180,6 +186,8 @@ class Backbone(nn.Module):
         nn.init.normal_(self.embed_tokens.weight, std=EMBED_STD)
         self.layers = nn.ModuleList(Block(config, index, ops) for index in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.again: bool | list[bool] = False
+        self.context_fn: Any = noop_context_fn
         self._tables: tuple[Tensor, Tensor] | None = None
 
     def _rope(self, start: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -198,8 +206,12 @@ class Backbone(nn.Module):
             raise ValueError(f"expected at most {limit} bytes of context, got {start + tokens.shape[1]}")
         x: Tensor = self.embed_tokens(tokens)
         cos, sin = self._rope(start, tokens.shape[1], x.device)
-        for block in self.layers:
-            x = block(x, cos, sin, cache)
+        again = [self.again] * len(self.layers) if isinstance(self.again, bool) else self.again
+        for block, recomputed in zip(self.layers, again, strict=True):
+            if recomputed and cache is None and torch.is_grad_enabled():
+                x = checkpoint(block, x, cos, sin, None, use_reentrant=False, context_fn=self.context_fn)
+            else:
+                x = block(x, cos, sin, cache)
         if cache is not None:
             cache.length += tokens.shape[1]
         out: Tensor = self.norm(x)
@@ -207,9 +219,9 @@ class Backbone(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """The whole model: bytes int64 [batch, length] -> logits float32 [batch, length, 256].
+    """The whole model: tokens int64 [batch, length] -> logits float32 [batch, length, vocab].
 
-    With a `KVCache` the bytes continue those that the cache has seen. ValueError when the context exceeds `config.seq`
+    With a `KVCache` the tokens continue those that the cache has seen. ValueError when the context exceeds `config.seq`
     (or the cache's capacity). `ops` is the counter layers' backend; None takes OpenCL.
     """
 
@@ -220,6 +232,77 @@ class CausalLM(nn.Module):
         self.lm_head = nn.Linear(config.dim, config.vocab, bias=False)
         nn.init.normal_(self.lm_head.weight, std=0.5 / math.sqrt(config.dim))
 
-    def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
-        logits: Tensor = self.lm_head(self.model(tokens, cache))
+    @property
+    def d_model(self) -> int:
+        """Width."""
+        return self.config.dim
+
+    @property
+    def n_layer(self) -> int:
+        """Number of blocks."""
+        return self.config.layers
+
+    @property
+    def vocab(self) -> int:
+        """Kinds of tokens."""
+        return self.config.vocab
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The blocks, in order."""
+        return self.model.layers
+
+    @property
+    def gradient_checkpointing(self) -> bool | list[bool]:
+        """Whether backward runs blocks again instead of keeping what they computed: one answer for all, or a list with
+        one a block. ValueError for a list of another length, TypeError for anything else.
+        """
+        return self.model.again
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, again: bool | Sequence[bool]) -> None:
+        self.model.again = self._checked(again)
+
+    def _checked(self, again: bool | Sequence[bool]) -> bool | list[bool]:
+        if isinstance(again, bool):
+            return again
+        if not isinstance(again, (list, tuple)) or not all(isinstance(one, bool) for one in again):
+            raise TypeError(f"expected gradient_checkpointing as a bool or a list of them, got {again!r}")
+        if len(again) != self.n_layer:
+            raise ValueError(
+                f"expected gradient_checkpointing with one answer a block ({self.n_layer}), got {len(again)}"
+            )
+        return list(again)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        *,
+        gradient_checkpointing: bool | Sequence[bool] | None = None,
+    ) -> Tensor:
+        """gradient_checkpointing: for this forward alone; None: the model's own."""
+        own = self.model.again
+        if gradient_checkpointing is not None:
+            self.model.again = self._checked(gradient_checkpointing)
+        try:
+            logits: Tensor = self.lm_head(self.model(tokens, cache))
+        finally:
+            self.model.again = own
         return logits
+
+
+def build_causal_lm(
+    vocab: int,
+    d_model: int,
+    n_layer: int,
+    n_head: int,
+    block: int,
+    gradient_checkpointing: bool | Sequence[bool] = False,
+) -> CausalLM:
+    """A `CausalLM` of float32 linears: vocab kinds of tokens, width d_model, n_layer blocks of n_head heads, a context
+    of at most `block` tokens. ValueError for a shape that cannot be.
+    """
+    lm = CausalLM(ModelConfig(layers=n_layer, dim=d_model, heads=n_head, seq=block, vocab=vocab, linear="dense"))
+    lm.gradient_checkpointing = gradient_checkpointing
+    return lm

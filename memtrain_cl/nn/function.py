@@ -28,6 +28,9 @@ class SelfUpdating(Protocol):
 class CounterLinearFunction(torch.autograd.Function):
     """y = x @ (scale*t)^T. The scalar `tap` requires grad, so that backward also runs for inputs that do not."""
 
+    #: To `saved_activations`: the gradient is linear in what is saved.
+    saved_may_be_rounded = True
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, tap: torch.Tensor, layer: SelfUpdating, use: Use) -> torch.Tensor:
         ctx.layer, ctx.use, ctx.dtype, ctx.bits = layer, use, x.dtype, layer.act_save_bits
