@@ -5,13 +5,29 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import aten, attention, counter, fp8, int8, layer, matmul, model, profile, sharing, stochastic
+from bench import (
+    adam,
+    aten,
+    attention,
+    blockwise,
+    counter,
+    fp8,
+    int8,
+    layer,
+    matmul,
+    model,
+    profile,
+    sharing,
+    stochastic,
+)
 from bench.harness import Bench
 from memtrain_cl.device import get_device, use_device
 
 FAMILIES = {
+    "adam": adam.run,
     "aten": aten.run,
     "attention": attention.run,
+    "blockwise": blockwise.run,
     "counter": counter.run,
     "fp8": fp8.run,
     "int8": int8.run,

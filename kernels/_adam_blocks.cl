@@ -1,8 +1,10 @@
 // The step of kernels/adam.cl on codes of _moments.cl.
 <%
-def put(name, kind, stream, value, j, left):
+def put(name, kind, stream, value, j, left, guess=False):
     places = {"signed": ", map", "unsigned": ", map + MAP_UNSIGNED"}[kind] if CODING == "dynamic" else ""
     uniform = f", {drawn(stream, j)}" if CHANCE else ""
+    if guess:
+        return f"put_whole({'exp_avg' if name == 'm' else 'exp_avg_sq'}, at + {j}, 8, guess_{kind}({value}, {name}_coder, {int(kind == 'unsigned')}, &close))"
     code = f"encode_{kind}({value}, {name}_coder, {int(kind == 'unsigned')}{places}{uniform})"
     codes = {"m": "exp_avg", "s": "exp_avg_sq"}[name]
     return f"put_whole({codes}, at + {j}, {left}, {code})"
@@ -131,6 +133,27 @@ LOOPS = (("for (uint j = 0; j < count / 8 * 8; j += 8)", "8"), ("for (uint j = c
 % endfor
         const coder m_coder = coder_of(highest(most_m)), s_coder = coder_of(highest(most_s));
         ${put_scales()}
+% if HELD and not CHANCE:
+        // Guessed first, and encoded where one of the guesses may be wrong.
+        uint j = 0;
+        while (j < count / 8 * 8) {
+            const uint next = min(j + GUESSED, count / 8 * 8);
+            int8 close = never_guess(m_coder) | never_guess(s_coder);
+            for (uint i = j; i < next; i += 8) {
+                ${put("m", "signed", 0, "vload8(0, held_m + i)", "i", "8", True)};
+                ${put("s", "unsigned", 0, "vload8(0, held_s + i)", "i", "8", True)};
+            }
+            if (any(close)) {
+                for (uint i = j; i < next; i += 8) {
+                    ${put_codes_of("vload8(0, held_m + i)", "vload8(0, held_s + i)", "i", "8")}
+                }
+            }
+            j = next;
+        }
+        if (j < count) {
+            ${put_codes_of("vload8(0, held_m + j)", "vload8(0, held_s + j)", "j", "count - j")}
+        }
+% else:
 % for each, left in LOOPS:
         ${each} {
 % if HELD:
@@ -142,5 +165,6 @@ LOOPS = (("for (uint j = 0; j < count / 8 * 8; j += 8)", "8"), ("for (uint j = c
 % endif
         }
 % endfor
+% endif
     }
 % endif

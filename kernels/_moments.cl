@@ -6,6 +6,8 @@ _rows.cl, _codes.cl, _quantize.cl.
 coder_of(most)        the scale of a block whose largest magnitude has these bits (NaN where it is not finite), and what it takes to encode
 encode_<kind>(v, coder, positive, ...)    integers whose low bits are the codes of WIDTH numbers; kind: signed or unsigned, which are one
                       where linear; positive: one above 0 that counts keeps a code above that of 0
+guess_<kind>(v, coder, positive, close)   CPUs, to nearest: the same in less time, but for what is so close to where a code turns that the
+                      quotient has to say; *close becomes other than 0 in such lanes. It begins as never_guess(coder)
 decode_<kind>(codes, at, left, ...)    WIDTH numbers, still to be multiplied by the scale; what lies beyond `left` of them is 0
 where `...` is the map if dynamic, then, if CHANCE, uniform numbers. The map is 256 numbers in order, 255 midpoints, and as much for the
 unsigned map from MAP_UNSIGNED on. On GPUs it lies in local memory, where work-items read different places at once. Minima of integers are of
@@ -27,7 +29,7 @@ N = WIDTH
 
 typedef struct {
     float scale;
-    // What numbers are divided by; what they are multiplied by for an estimate of that, 0 where it could be a bad one.
+    // What numbers are divided by; what they are multiplied by for a guess, 0 where that could be a bad one.
     float divisor, inverse;
     // The least bits of a magnitude that counts.
     uint least;
@@ -50,25 +52,30 @@ inline vec quotient(vec v, coder own) { return select((vec)(0.0f), v, magnitudes
 inline vec decode_${kind}(const __global char *codes, ulong at, uint left) { return take_codes(codes, at, left); }
 
 inline int${N} encode_${kind}(vec v, coder own, uint positive${DRAWN}) {
+    if (own.least != LEAST_NORMAL) return (int${N})(0);
 % if CHANCE:
     const vec y = quotient(v, own);
     const vec below = floor(y);
     const int${N} code = convert_int${N}(clamp(select(below, below + 1.0f, u < y - below), -127.0f, 127.0f));
     return select(code, max(code, (int${N})(1)), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
 % else:
-    // Adding the magic number rounds half to even. A product with the inverse rounds as the quotient does, unless that lies near a half.
-    const vec y = v * own.inverse;
-    const vec rounded = y + WHOLE_MAGIC;
-    const vec rest = fabs(y - (rounded - WHOLE_MAGIC));
-    if (own.inverse > 0.0f && !any(rest > 0.4999f)) {
-        const int${N} code = as_int${N}(rounded);
-        return positive ? select(code, max(code, (int${N})(WHOLE_BITS + 1)), as_int${N}(v) >= (int)LEAST_NORMAL) : code;
-    }
+    // Adding the magic number rounds half to even.
     const int${N} code = as_int${N}(quotient(v, own) + WHOLE_MAGIC);
     return select(code, max(code, (int${N})(WHOLE_BITS + 1)), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
 % endif
 }
 
+% if not (GPU or CHANCE):
+// A product with the inverse rounds as the quotient does, unless that lies near a half.
+inline int8 guess_${kind}(vec v, coder own, uint positive, int8 *close) {
+    const vec y = v * own.inverse;
+    const vec rounded = y + WHOLE_MAGIC;
+    *close |= fabs(y - (rounded - WHOLE_MAGIC)) > 0.4999f;
+    const int8 code = as_int8(rounded);
+    return positive ? select(code, max(code, (int8)(WHOLE_BITS + 1)), as_int8(v) >= (int)LEAST_NORMAL) : code;
+}
+
+% endif
 % endfor
 % else:
 inline vec mapped(int${N} place${MAP}) { return (vec)(${", ".join(f"map[place.s{i}]" for i in range(N))}); }
@@ -88,22 +95,23 @@ inline vec decode_${kind}(const __global uchar *codes, ulong at, uint left${MAP}
 
 // Where a magnitude lies among the map's numbers from 0 on: number k at k, the last one (1) half before that. A decade's numbers lie a step
 // apart, those of the next one five such steps: a line for each decade, of which the lowest counts.
-inline vec place_${kind}(vec a) {
 <%
 LINES = []
 for decade in range(7):
     parts = 2 ** decade if kind == "signed" else 2 ** (decade + 1)
-    LINES.append((parts * 10.0 ** (6 - decade) / 0.9, parts * 8 / 9 - (0.5 if kind == "signed" else 1.5)))
+    LINES.append(f"a * {parts * 10.0 ** (6 - decade) / 0.9:.9e}f + {parts * 8 / 9 - (0.5 if kind == 'signed' else 1.5):.9e}f")
 %>
-    vec place = a * ${f"{LINES[0][0]:.9e}"}f + ${f"{LINES[0][1]:.9e}"}f;
-% for slope, start in LINES[1:]:
-    place = min(place, a * ${f"{slope:.9e}"}f + ${f"{start:.9e}"}f);
+inline vec place_${kind}(vec a) {
+    vec place = ${LINES[0]};
+% for line in LINES[1:]:
+    place = min(place, ${line});
 % endfor
     return place;
 }
 
 // `k` counts from the map's zero. Its estimate is off by one at most, which the map's own numbers decide.
 inline int${N} encode_${kind}(vec v, coder own, uint positive${MAP}${DRAWN}) {
+    if (own.least != LEAST_NORMAL) return (int${N})(${zero});
     const vec y = quotient(v, own);
 % if kind == "signed":
     const vec a = fabs(y);
@@ -136,5 +144,27 @@ inline int${N} encode_${kind}(vec v, coder own, uint positive${MAP}${DRAWN}) {
     return k + ${zero};
 }
 
+% if not (GPU or CHANCE):
+// Of numbers in the last three decades, by their lines alone. The code turns half a step after a number, but seven tenths (of the next
+// decade's step) after a decade's last one.
+inline int8 guess_${kind}(vec v, coder own, uint positive, int8 *close) {
+    const vec a = ${"fabs(v)" if kind == "signed" else "v"} * own.inverse;
+    const vec place = min(min(${LINES[4]}, ${LINES[5]}), ${LINES[6]});
+    const int8 k = convert_int8(place);
+    const vec past = place - convert_float8(k);
+    const vec turn = select((vec)(0.5f), (vec)(0.7f), ${"(k & (k + 1)) == 0" if kind == "signed" else "((k + 1) & (k + 2)) == 0"});
+    *close |= (a < 1e-3f) | (fabs(past - turn) < 0.001f) | (k >= ${last - 1});
+    const int8 code = k - (past > turn);
+    return ${zero} + ${"select(code, -code, v < 0.0f)" if kind == "signed" else "code"};
+}
+
+% endif
 % endfor
+% endif
+% if not (GPU or CHANCE):
+// Numbers that are guessed before a look at *close, which takes as long as a guess; in a map many more are close to a turn.
+#define GUESSED ${64 if CODING == "linear" else 8}
+
+// Lanes of `close` before the first guess: all of them where the inverse is none.
+inline int8 never_guess(coder own) { return (int8)(own.inverse > 0.0f ? 0 : -1); }
 % endif

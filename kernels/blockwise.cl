@@ -115,6 +115,19 @@ void quantize_blocks(const __global ${X_TYPE} *x, __global ${CODE_TYPE} *codes, 
             const vec v = load_left_${X}(x + at + j, count - j, 0.0f);
             put_whole(codes, at + j, count - j, ${coded("v", "j")});
         }
+% elif not CHANCE:
+        // Guessed first, and encoded where one of the guesses may be wrong.
+        uint j = 0;
+        while (j < count / 8 * 8) {
+            const uint next = min(j + GUESSED, count / 8 * 8);
+            int8 close = never_guess(own);
+            for (i = j; i < next; i += 8) put_whole(codes, at + i, 8, guess_${KIND}(load_${X}(x + at + i), own, positive, &close));
+            if (any(close)) {
+                for (i = j; i < next; i += 8) put_whole(codes, at + i, 8, ${coded(f"load_{X}(x + at + i)", "i")});
+            }
+            j = next;
+        }
+        if (j < count) put_whole(codes, at + j, count - j, ${coded(f"load_left_{X}(x + at + j, count - j, 0.0f)", "j")});
 % else:
         for (uint j = 0; j < count; j += 8) {
             const vec v = load_left_${X}(x + at + j, count - j, 0.0f);

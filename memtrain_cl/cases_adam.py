@@ -60,9 +60,9 @@ def adam_cases() -> Iterator[Case]:
     # Blocks of GPUs end at 32, 128, 512, 2048 and 4096 elements, those that a CPU's item keeps at 2048.
     sizes = ((1, 1), (7, 3), (1030, 37), (4096, 256), (4100, 512), (6145, 2048), (9004, 4096), (9001, 4097))
     yield from (adam_case(*size, decoupled=True, weight_decay=0.1) for size in sizes)
-    yield from (adam_case(*size, skip="block", wrong=True) for size in sizes[2:])
-    yield from (adam_case(*size, "dynamic") for size in sizes[2:7])
-    yield from (adam_case(*size, "profile") for size in ((1, 1), (1030, 37), (4096, 64), (4099, 256)))
+    yield from (adam_case(*size, skip="block", wrong=True) for size in (sizes[2], sizes[5], sizes[7]))
+    yield from (adam_case(*size, "dynamic") for size in (sizes[2], sizes[5]))
+    yield from (adam_case(*size, "profile") for size in ((1, 1), (1030, 37), (4099, 256)))
     yield from (adam_case(n, 2048, "dense", weight_decay=0.1, maximize=True) for n in (1, 2049, 8192))
     # More than one launch's tensors, of which some fill several blocks.
     yield adam_case(150, 64, tensors=27, wrong=True)

@@ -69,8 +69,11 @@ def _block_size(rule: AdamStep) -> int:
     return DENSE_BLOCK if rule.code == "dense" else int(rule.block_size)
 
 
-def _skip(rule: AdamStep) -> str:
-    return "tensor" if rule.code == "dense" else rule.skip
+def _skip(rule: AdamStep, batch: Sequence[AdamArrays]) -> str:
+    """What a launch leaves out. A tensor of one block needs no look ahead: its block is the tensor."""
+    if rule.code == "dense":
+        return "tensor"
+    return "block" if max(tensor.n for tensor in batch) <= _block_size(rule) else rule.skip
 
 
 def launch_step(
@@ -87,7 +90,7 @@ def launch_step(
     launch(_CLEAR, [Operand(flags, (len(tensors),), (1,), 0, "int32")], [])
     event, first = None, 0
     for batch in _batches(tensors):
-        if _skip(rule) == "tensor":
+        if _skip(rule, batch) == "tensor":
             _launch(device, "adam_scan", batch, rule, flags, first)
         event = _launch(device, "adam_step", batch, rule, flags, first, tables)
         first += len(batch)
@@ -135,7 +138,7 @@ def _launch(
         CODES="uint8" if coding in ("dynamic", "profile") else "int8",
         COUNT=1 if len(batch) == 1 else TOGETHER,
         DECAY=decay if steps else "",
-        SKIP=_skip(rule),
+        SKIP=_skip(rule, batch),
         CHANCE=int(steps and rule.stochastic_moments and coding in ("linear", "dynamic")),
         STOCHASTIC=int(steps and drawn),
         **shape.constants,
