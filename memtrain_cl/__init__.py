@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memtrain_cl.nn.convert import CounterLinearWithBias, SwapReport, swap_linears_to_counter
     from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
     from memtrain_cl.nn.memory import memory_report
+    from memtrain_cl.nn.reversible import ReversibleCouplingBlock, ReversibleSequence, ReversibleSequential
     from memtrain_cl.ops.codec import pack_codes, unpack_codes
     from memtrain_cl.ops.counter import counter_update_hashsr
     from memtrain_cl.ops.fp8 import fp8_cast, fp8_restore
@@ -84,6 +85,7 @@ _HOMES = {
     "memtrain_cl.nn.convert": ("CounterLinearWithBias", "SwapReport", "swap_linears_to_counter"),
     "memtrain_cl.nn.counter": ("CompactCounterLinear", "PackedRMSCounterLinear", "RMSCounterLinear"),
     "memtrain_cl.nn.memory": ("memory_report",),
+    "memtrain_cl.nn.reversible": ("ReversibleCouplingBlock", "ReversibleSequence", "ReversibleSequential"),
     "memtrain_cl.ops.codec": ("pack_codes", "unpack_codes"),
     "memtrain_cl.ops.counter": ("counter_update_hashsr",),
     "memtrain_cl.ops.fp8": ("fp8_cast", "fp8_restore"),
@@ -149,6 +151,9 @@ __all__ = [
     "PackedRMSCounterLinear",
     "RMSCounterLinear",
     "RecomputeDecision",
+    "ReversibleCouplingBlock",
+    "ReversibleSequence",
+    "ReversibleSequential",
     "SelectiveRecomputePolicy",
     "SwapReport",
     "UnsupportedDevice",

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from memtrain_cl.activation_store import Kept, is_parameter, root_of, unpack
 from memtrain_cl.homes import operand_of
@@ -133,10 +134,16 @@ class HostMeter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        # What looks at memory that was there before is not new, whether this meter has seen that before or not.
+        given = {memory_name(it)[0] for it in tree_leaves((args, kwargs)) if self._counts(it)}
         for tensor in made if isinstance(made, (tuple, list)) else (made,):
-            if isinstance(tensor, torch.Tensor) and operand_of(tensor) is None:
+            if self._counts(tensor) and memory_name(tensor)[0] not in given:
                 self.note(tensor)
         return made
+
+    @staticmethod
+    def _counts(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.layout is torch.strided and operand_of(value) is None
 
     def note(self, tensor: torch.Tensor) -> None:
         """Count the memory of a tensor until it ends, unless it is counted already."""

@@ -4,6 +4,7 @@ from memtrain_cl.nn.convert import CounterLinearWithBias, SwapReport, swap_linea
 from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
 from memtrain_cl.nn.layer_state import layer_from_state, layer_state, load_layer_state
 from memtrain_cl.nn.memory import MemoryReport, memory_report
+from memtrain_cl.nn.reversible import ReversibleCouplingBlock, ReversibleSequence, ReversibleSequential
 
 __all__ = [
     "CompactCounterLinear",
@@ -11,6 +12,9 @@ __all__ = [
     "MemoryReport",
     "PackedRMSCounterLinear",
     "RMSCounterLinear",
+    "ReversibleCouplingBlock",
+    "ReversibleSequence",
+    "ReversibleSequential",
     "SwapReport",
     "layer_from_state",
     "layer_state",
