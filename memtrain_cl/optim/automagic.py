@@ -126,7 +126,8 @@ class Automagic(BackwardOptimizer):
             self._sums.attach(self._places())
 
     def release_backward(self) -> None:
-        """End steps in backward: from now on gradients stay, and `step()` takes the steps."""
+        """End steps in backward: from now on gradients stay, and `step()` takes them. Waiting votes are applied."""
+        self._conclude()
         super().release_backward()
         if self._sums is None:
             self._sums = RoundedSums(self.ops, self._seed_of_sum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
@@ -17,12 +18,14 @@ _SHORT = (torch.bfloat16, torch.float16)
 class RoundedSums:
     """Hooks that add a gradient to the one that is there, in float32, and round the sum stochastically.
 
-    seed_of(group, index, parameter, times): of the `times`-th addition to a parameter's gradient since `forget`.
+    seed_of(group, index, parameter, times): of the `times`-th addition to a parameter's gradient since `forget`; a
+    method of the optimizer, with which the hooks come to an end.
     """
 
     def __init__(self, ops: ModuleType, seed_of: Callable[[int, int, torch.Tensor, int], int]) -> None:
         self._ops = ops
-        self._seed_of = seed_of
+        # Weakly, since hooks live as long as parameters do.
+        self._seed_of = weakref.WeakMethod(seed_of)
         self._times: Any = WeakTensorKeyDictionary()
         self._handles: list[Any] = []
 
@@ -48,14 +51,15 @@ class RoundedSums:
         def hook(grad: torch.Tensor) -> torch.Tensor | None:
             own = reference()
             held = None if own is None else own.grad
-            if own is None or held is None or isinstance(held, FreedGradient):
+            seed_of = self._seed_of()
+            if seed_of is None or own is None or held is None or isinstance(held, FreedGradient):
                 return None
             if held.dtype not in _SHORT or grad.layout is not torch.strided or grad.requires_grad:
                 return None
             times = self._times.get(own, 0) + 1
             self._times[own] = times
             with torch.no_grad():
-                self._ops.add_rounded_(held, grad, self._seed_of(group, index, own, times))
+                self._ops.add_rounded_(held, grad, seed_of(group, index, own, times))
             # The sum takes the gradient's place, so that torch has nothing to add it to.
             own.grad = None
             summed: torch.Tensor = held
