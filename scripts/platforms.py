@@ -1,6 +1,6 @@
 """Run the device tests once on each OpenCL platform, then the kernels under Oclgrind's checkers.
 
-    python scripts/platforms.py [--require-all] [--no-install] [--after-test] [--jobs N] [pytest arguments]
+    python scripts/platforms.py [--require-all] [--no-install] [--after-test] [--brief] [--jobs N] [pytest arguments]
 
 Two platforms come from pip (Intel's CPU runtime, PoCL 3.0), three from apt (PoCL, rusticl on llvmpipe, Oclgrind). What
 is missing is installed where apt-get and root are there and named in one line elsewhere. Exit code 1 when a platform
@@ -199,10 +199,10 @@ def run_oclgrind(jobs: int) -> Outcome:
     return Outcome(title, "ok", f"no report, {seconds}")
 
 
-def run_all(extra: Sequence[str], jobs: int, *, after_test: bool) -> list[Outcome]:
+def run_all(extra: Sequence[str], jobs: int, *, after_test: bool, brief: bool) -> list[Outcome]:
     """One outcome a platform, in the order of PLATFORMS, then the comparison of all of them, then Oclgrind.
 
-    after_test: `make test` has just run on the first of PLATFORMS.
+    after_test: `make test` has just run on the first of PLATFORMS.   brief: of the others' tests, those about kernels.
     """
     environment = device_environment()
     labels = device_labels(environment)
@@ -216,7 +216,8 @@ def run_all(extra: Sequence[str], jobs: int, *, after_test: bool) -> list[Outcom
             outcomes.append(Outcome(platform.title, "ok", "make test ran here"))
             continue
         own = {**environment, "MEMTRAIN_CL_DEVICE": label}
-        outcomes.append(run_pytest(platform.title, own, "device", ["-n", str(jobs), *extra]))
+        marker = "device and not once" if brief and platform is not PLATFORMS[0] else "device"
+        outcomes.append(run_pytest(platform.title, own, marker, ["-n", str(jobs), *extra]))
     if len(labels) > 1:
         outcomes.append(run_pytest("all platforms compared", environment, "platforms", extra))
     if shutil.which("oclgrind"):
@@ -232,11 +233,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--require-all", action="store_true", help="a platform that is left out is a failure")
     parser.add_argument("--no-install", action="store_true", help="use the platforms that are there")
     parser.add_argument("--after-test", action="store_true", help="leave out what `make test` has just run on")
+    parser.add_argument("--brief", action="store_true", help="tests of kernels alone on all platforms but the first")
     parser.add_argument("--jobs", type=int, default=2, help="test processes at a time (default: 2)")
     options, extra = parser.parse_known_args(arguments)
     if not options.no_install:
         install_apt_packages()
-    outcomes = run_all(extra, options.jobs, after_test=options.after_test)
+    outcomes = run_all(extra, options.jobs, after_test=options.after_test, brief=options.brief)
     print()
     for outcome in outcomes:
         print(f"{outcome.status:9} {outcome.title}: {outcome.detail}")

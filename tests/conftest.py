@@ -15,6 +15,21 @@ from memtrain_cl.probe import note_short_loops
 from memtrain_cl.tuning import groups_share_rows
 from memtrain_cl.verify import shapes_of
 
+#: Files of tests about what Python does with kernels that other files test: of layers, of state that is saved and
+#: loaded, of moves, of whole trainings, and torch's own samples of operations. `make platforms ARGS=--brief` leaves
+#: them out.
+ONCE = {
+    *("test_automagic_use.py", "test_bridge.py", "test_cli_train.py", "test_compressed_adam.py"),
+    *("test_compressed_adam_state.py", "test_counter_inputs.py", "test_counter_layer_state.py"),
+    *("test_counter_modes_inputs.py", "test_dlpack.py", "test_export_modules.py", "test_fused_backward.py"),
+    *("test_hostile_inputs.py", "test_lm_model.py", "test_lm_run.py", "test_memory.py", "test_nn_accumulate.py"),
+    *("test_nn_checkpoint.py", "test_nn_convert.py", "test_nn_distributed.py", "test_nn_options.py"),
+    *("test_nn_saving.py", "test_operand.py", "test_recipes.py", "test_saved_activations.py", "test_saved_fp8.py"),
+    *("test_torch_fused_optimizers.py", "test_torch_memory.py", "test_torch_models.py", "test_torch_moves.py"),
+    *("test_torch_ops.py", "test_torch_state.py", "test_torch_training.py", "test_torch_types.py"),
+    "test_torch_views.py",
+}
+
 
 def wanted_devices() -> list[DeviceInfo]:
     """The device that is used when none is named: the best one, or that of MEMTRAIN_CL_DEVICE.
@@ -58,6 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "device" in getattr(item, "fixturenames", ()):
             item.add_marker("device")
+        if item.path.name in ONCE:
+            item.add_marker("once")
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import pytest
 from memtrain_cl.cases import declared_kernels
 from scripts import platforms
 from scripts.platforms import Outcome, find_reports
+from tests.conftest import ONCE
 
 REPORTS = [
     "Invalid read of size 4 at global memory address 0x1000000000020",
@@ -69,6 +70,14 @@ def test_what_make_test_ran_on_is_not_run_again(monkeypatch: pytest.MonkeyPatch)
     assert platforms.main(["--no-install", "--require-all", "--after-test"]) == 0
     assert LABELS[2] not in [label for label, _ in runs]
     assert len(runs) == len(LABELS)
+
+
+def test_a_brief_run_leaves_out_what_is_no_test_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = stub_runs(monkeypatch, LABELS)
+    assert platforms.main(["--no-install", "--require-all", "--brief"]) == 0
+    assert [marker for _, marker in runs] == ["device", *["device and not once"] * 3, "platforms"]
+    folder = platforms.ROOT / "tests"
+    assert {name for name in ONCE if not (folder / name).is_file()} == set()
 
 
 def test_a_failing_platform_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
