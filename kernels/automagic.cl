@@ -396,8 +396,7 @@ void automagic_rate(__global float *lr, __global float *tally, const uint tensor
     *lr = clamp(*lr * exp_of(signal), min_lr, max_lr);
 }
 % else:
-__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void add_rounded(__global ${stored(PARAM)} *total, const __global ${stored(GRAD)} *grad, const ulong n, const ulong per, const uint seed) {
+__kernel void add_rounded(__global ${stored(PARAM)} *total, const __global ${stored(GRAD)} *grad, const ulong n, const ulong per, const uint seed) {
     const ulong first = get_global_id(0) * per;
     for (ulong unit = first; unit < first + per && ${WIDTH} * unit < n; unit++) {
         const ulong at = ${WIDTH} * unit;
