@@ -248,10 +248,9 @@ class Crossing:
 
         ValueError for read-only memory and for expanded tensors, whose elements share memory.
         """
-        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-            raise ValueError(
-                f"expected a tensor whose elements lie apart, got strides {tensor.stride()}; clone it first"
-            )
+        strides = tensor.stride()
+        if 0 in strides and any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, strides, strict=True)):
+            raise ValueError(f"expected a tensor whose elements lie apart, got strides {strides}; clone it first")
         guest = self._guest(tensor)
         if guest.lodging.array.readonly:
             raise ValueError("expected a tensor that may be written, got read-only memory")
