@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from memtrain_cl.optim.automagic import Automagic
     from memtrain_cl.optim.compressed_adam import CompressedAdam
     from memtrain_cl.optim.controller import CounterController
+    from memtrain_cl.recompute import recompute
     from memtrain_cl.recompute_policy import (
         RecomputeDecision,
         SelectiveRecomputePolicy,
@@ -110,6 +111,7 @@ _HOMES = {
         "reset_peak_memory_stats",
         "synchronize",
     ),
+    "memtrain_cl.recompute": ("recompute",),
     "memtrain_cl.recompute_policy": (
         "RecomputeDecision",
         "SelectiveRecomputePolicy",
@@ -189,6 +191,7 @@ __all__ = [
     "pack_int4",
     "put_first",
     "quantize_codes",
+    "recompute",
     "reference",
     "reset_fallbacks",
     "reset_peak_memory_stats",

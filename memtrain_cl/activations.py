@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,23 +78,27 @@ class SavedReport:
 
 
 class Session:
-    """One entry of the context: its report, and what was packed in it and still waits for its backward."""
+    """One entry of the context: its report, and what was packed in it and still waits for its backward.
 
-    def __init__(self, owner: saved_activations) -> None:
+    restore: what gives a saved tensor back, `unpack` or around it.   watch: to be entered, too, where `pack` is asked
+    without `open`.
+    """
+
+    def __init__(self, owner: saved_activations, restore: Callable[[Kept | Use], torch.Tensor] = unpack) -> None:
         self._owner = owner
         self.report = SavedReport()
         self._stored: weakref.WeakValueDictionary[Any, Stored] = weakref.WeakValueDictionary()
-        self._watch = FunctionWatch()
-        self._hooks = saved_tensors_hooks(self.pack, unpack)
+        self.watch = FunctionWatch()
+        self._hooks = saved_tensors_hooks(self.pack, restore)
 
     def open(self) -> None:
         """From here on what is saved comes here."""
         self._hooks.__enter__()
-        self._watch.__enter__()  # type: ignore[no-untyped-call]
+        self.watch.__enter__()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Up to here."""
-        self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(None, None, None)
 
     def _takes(self, tensor: torch.Tensor, root: torch.Tensor) -> bool:
@@ -116,7 +121,7 @@ class Session:
     def pack(self, tensor: torch.Tensor) -> Kept | Use:
         """What is kept of a tensor until `unpack` is asked for it."""
         root = root_of(tensor)
-        keep = self._watch.rule_for(tensor)
+        keep = self.watch.rule_for(tensor)
         if keep is Keep.FULL or not self._takes(tensor, root):
             self.report.left += 1
             return Kept(tensor)
@@ -228,17 +233,21 @@ class saved_activations:
         format: str = "int",  # noqa: A002
     ) -> None:
         self.bits = check_bits(bits)
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
-            raise ValueError(f"expected a seed in 0..2^32-1, got {seed!r}")
         if isinstance(min_numel, bool) or not isinstance(min_numel, int) or min_numel < 0:
             raise ValueError(f"expected min_numel as an integer >= 0, got {min_numel!r}")
         if format not in FORMATS:
             raise ValueError(f"expected format as one of {', '.join(FORMATS)}, got {format!r}")
-        self.seed = seed
         self.min_numel = min_numel
         self.format = format
-        self._count = itertools.count(1)
+        self.reseed(seed)
         self._entered: list[Session] = []
+
+    def reseed(self, seed: int) -> None:
+        """Let the streams begin anew from a seed, as for a run that is resumed at a step."""
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
+            raise ValueError(f"expected a seed in 0..2^32-1, got {seed!r}")
+        self.seed = seed
+        self._count = itertools.count(1)
 
     def next_seed(self) -> int:
         """The seed of the next tensor that is stored."""

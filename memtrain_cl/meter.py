@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -48,25 +48,27 @@ def seconds_of(work: Callable[[], T], place: torch.device) -> tuple[float, T]:
 
 
 class SavedBytes:
-    """Bytes of memory that autograd was given to keep, without parameters. known: names of memory not to count."""
+    """Bytes of memory that autograd was given to keep, without parameters. known: names of memory not to count.
 
-    def __init__(self, known: set[int] | None = None) -> None:
+    sizes: what was counted, by the memory's name.
+    """
+
+    def __init__(self, known: Iterable[int] = ()) -> None:
         self.nbytes = 0
-        self._seen = set(known or ())
+        self.sizes: dict[int, int] = {}
+        self._known = frozenset(known)
         # What was counted stays alive, or its place might be taken by what comes after.
         self._alive: list[torch.Tensor] = []
 
-    def add(self, tensor: torch.Tensor) -> int:
-        """Count a tensor; its bytes where its memory is new, else 0."""
+    def add(self, tensor: torch.Tensor) -> None:
+        """Count a tensor where its memory is new."""
         if is_parameter(tensor, root_of(tensor)):
-            return 0
+            return
         name, nbytes = memory_name(tensor)
-        if name in self._seen:
-            return 0
-        self._seen.add(name)
-        self._alive.append(tensor.detach())
-        self.nbytes += nbytes
-        return nbytes
+        if name not in self._known and name not in self.sizes:
+            self.sizes[name] = nbytes
+            self._alive.append(tensor.detach())
+            self.nbytes += nbytes
 
     def forget(self) -> None:
         """Let go of what was counted."""
