@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from memtrain_cl import nn, ops, optim, reference
     from memtrain_cl.activations import saved_activations
     from memtrain_cl.array import DeviceArray, from_dlpack
+    from memtrain_cl.budget import training_budget
     from memtrain_cl.device import Device, DeviceInfo, devices, get_device, put_first, use_device
     from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, NotFinite, OutOfMemory, UnsupportedDevice
+    from memtrain_cl.export.optimizer import load_optimizer, save_optimizer
     from memtrain_cl.formats import C_DEFAULT, effective_bits
     from memtrain_cl.fp8 import Fp8CastResult, fp8_cast_with_guard
     from memtrain_cl.lm.model import build_causal_lm
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from memtrain_cl.nn.counter import CompactCounterLinear, PackedRMSCounterLinear, RMSCounterLinear
     from memtrain_cl.nn.memory import memory_report
     from memtrain_cl.nn.reversible import ReversibleCouplingBlock, ReversibleSequence, ReversibleSequential
+    from memtrain_cl.ops.blockwise import dequantize_int8_blockwise, quantize_int8_blockwise
     from memtrain_cl.ops.codec import pack_codes, unpack_codes
     from memtrain_cl.ops.counter import counter_update_hashsr
     from memtrain_cl.ops.fp8 import fp8_cast, fp8_restore
@@ -36,6 +39,20 @@ if TYPE_CHECKING:
     from memtrain_cl.optim.automagic import Automagic
     from memtrain_cl.optim.compressed_adam import CompressedAdam
     from memtrain_cl.optim.controller import CounterController
+    from memtrain_cl.optim.moments import (
+        CompressedMomentEncoding,
+        CompressedOptimizerState,
+        choose_compression_method,
+        compress_moment,
+        decompress_moment,
+    )
+    from memtrain_cl.optim.profiles import (
+        AnomalyReport,
+        SortedProfileEncoding,
+        detect_anomaly,
+        fit_sorted_profile,
+        reconstruct,
+    )
     from memtrain_cl.recompute import recompute
     from memtrain_cl.recompute_policy import (
         RecomputeDecision,
@@ -71,6 +88,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "memtrain_cl.activations": ("saved_activations",),
     "memtrain_cl.array": ("DeviceArray", "from_dlpack"),
+    "memtrain_cl.budget": ("training_budget",),
     "memtrain_cl.device": ("Device", "DeviceInfo", "devices", "get_device", "put_first", "use_device"),
     "memtrain_cl.errors": (
         "BuildError",
@@ -80,6 +98,7 @@ _HOMES = {
         "OutOfMemory",
         "UnsupportedDevice",
     ),
+    "memtrain_cl.export.optimizer": ("load_optimizer", "save_optimizer"),
     "memtrain_cl.formats": ("C_DEFAULT", "effective_bits"),
     "memtrain_cl.fp8": ("Fp8CastResult", "fp8_cast_with_guard"),
     "memtrain_cl.lm.model": ("build_causal_lm",),
@@ -87,6 +106,7 @@ _HOMES = {
     "memtrain_cl.nn.counter": ("CompactCounterLinear", "PackedRMSCounterLinear", "RMSCounterLinear"),
     "memtrain_cl.nn.memory": ("memory_report",),
     "memtrain_cl.nn.reversible": ("ReversibleCouplingBlock", "ReversibleSequence", "ReversibleSequential"),
+    "memtrain_cl.ops.blockwise": ("dequantize_int8_blockwise", "quantize_int8_blockwise"),
     "memtrain_cl.ops.codec": ("pack_codes", "unpack_codes"),
     "memtrain_cl.ops.counter": ("counter_update_hashsr",),
     "memtrain_cl.ops.fp8": ("fp8_cast", "fp8_restore"),
@@ -101,6 +121,20 @@ _HOMES = {
     "memtrain_cl.optim.automagic": ("Automagic",),
     "memtrain_cl.optim.compressed_adam": ("CompressedAdam",),
     "memtrain_cl.optim.controller": ("CounterController",),
+    "memtrain_cl.optim.moments": (
+        "CompressedMomentEncoding",
+        "CompressedOptimizerState",
+        "choose_compression_method",
+        "compress_moment",
+        "decompress_moment",
+    ),
+    "memtrain_cl.optim.profiles": (
+        "AnomalyReport",
+        "SortedProfileEncoding",
+        "detect_anomaly",
+        "fit_sorted_profile",
+        "reconstruct",
+    ),
     "memtrain_cl.torch_device.fallback": ("fallbacks", "reset_fallbacks", "strict"),
     "memtrain_cl.torch_device.module": (
         "empty_cache",
@@ -136,10 +170,13 @@ _SUBPACKAGES = ("nn", "ops", "optim", "reference")
 
 __all__ = [
     "C_DEFAULT",
+    "AnomalyReport",
     "Automagic",
     "BuildError",
     "CompactCounterLinear",
     "CompressedAdam",
+    "CompressedMomentEncoding",
+    "CompressedOptimizerState",
     "CorruptFile",
     "CounterController",
     "CounterLinearWithBias",
@@ -157,13 +194,19 @@ __all__ = [
     "ReversibleSequence",
     "ReversibleSequential",
     "SelectiveRecomputePolicy",
+    "SortedProfileEncoding",
     "SwapReport",
     "UnsupportedDevice",
     "build_causal_lm",
+    "choose_compression_method",
+    "compress_moment",
     "counter_update_from_io_hashsr",
     "counter_update_hashsr",
     "decode_state",
+    "decompress_moment",
     "dequantize_codes",
+    "dequantize_int8_blockwise",
+    "detect_anomaly",
     "devices",
     "effective_bits",
     "empty_cache",
@@ -173,12 +216,14 @@ __all__ = [
     "estimate_recompute_benefit",
     "estimate_recompute_cost",
     "fallbacks",
+    "fit_sorted_profile",
     "fp8_cast",
     "fp8_cast_with_guard",
     "fp8_restore",
     "from_dlpack",
     "get_device",
     "hash_u32",
+    "load_optimizer",
     "max_memory_allocated",
     "memory_allocated",
     "memory_report",
@@ -191,10 +236,13 @@ __all__ = [
     "pack_int4",
     "put_first",
     "quantize_codes",
+    "quantize_int8_blockwise",
     "recompute",
+    "reconstruct",
     "reference",
     "reset_fallbacks",
     "reset_peak_memory_stats",
+    "save_optimizer",
     "saved_activations",
     "share",
     "stochastic_quantize",
@@ -203,6 +251,7 @@ __all__ = [
     "swap_linears_to_counter",
     "synchronize",
     "ternary_gradient_unbiased",
+    "training_budget",
     "uniform01",
     "unpack_codes",
     "unpack_int4",
