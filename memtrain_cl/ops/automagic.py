@@ -1,7 +1,7 @@
 """Launchers of kernels/automagic.cl: steps of Automagic on rotated int8 state, and the learning rate that they vote on.
 
 Signatures, formulas and results are those of `memtrain_cl.reference.automagic`, byte for byte on every device. A
-tensor takes two kernels, and a third one where it has more than a chunk of 8192 elements; nothing waits for the device.
+tensor takes two kernels, and two small ones more where it has more than a chunk of 8192 elements; nothing waits.
 
 Unproven: how the shapes fare on GPUs other than NVIDIA's.
 """
@@ -23,14 +23,17 @@ from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.formats import row_length, row_rotation, step_seed
 from memtrain_cl.homes import pooled
+from memtrain_cl.operand import Operand
+from memtrain_cl.ops.elementwise import Formula, launch
 from memtrain_cl.ops.launch import SIZE_LIMIT, ready_device, require_dtype, require_tensor, require_together
 from memtrain_cl.ops.stochastic import FLOATING_DTYPES, name_of
 from memtrain_cl.program import get_kernel
-from memtrain_cl.runtimes import import_pyopencl
 from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, flat_shape, groups_share_rows
 
 #: Work-groups that a compute unit of a GPU gets: each adds up the chunks' sums for itself.
 GROUPS_PER_UNIT = 16
+
+_CLEAR = Formula("y0 = 0.0f;", (), ("float",))
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,7 @@ def launch_step(device: Device, own: AutomagicArrays, lr: DeviceArray, tally: De
     if own.scale is not None:
         old, most = (pooled(device, (own.scale.size,), np.float32) for _ in range(2))
         if own.chunks > 1:
-            cl = import_pyopencl()
-            cl.enqueue_fill_buffer(device.queue, most.buffer, np.uint32(0), 0, 4 * most.size)
+            launch(_CLEAR, [Operand(most, most.shape, (1,), 0, "float32")], [])
     plan.launch(
         "automagic_measure", "float32", 1, own.grad, own.held, scale, old, most, sums, own.skipped, *plan.numbers
     )
