@@ -314,6 +314,18 @@ def test_activations_and_their_slopes(device: Device, op: Op) -> None:
         near(leaf.grad, truth.grad.float(), rtol=2e-5, atol=2.5e-5 if op is torch.nn.functional.mish else 2e-6)
 
 
+def test_the_slope_of_silu_takes_one_tensor(device: Device) -> None:
+    if device.info.index:
+        pytest.skip("torch differentiates on opencl:0 alone")
+    x = on(device, values(torch.float32, 64, 1024)).requires_grad_()
+    y = torch.nn.functional.silu(x)
+    grad = torch.ones_like(y)
+    torch.opencl.reset_peak_memory_stats()  # type: ignore[attr-defined]
+    before = torch.opencl.memory_allocated()  # type: ignore[attr-defined]
+    (slope,) = torch.autograd.grad(y, x, grad)
+    assert torch.opencl.max_memory_allocated() - before <= slope.nbytes  # type: ignore[attr-defined]
+
+
 def test_an_operand_is_a_tensor_again(device: Device) -> None:
     x = on(device, values(torch.float32, 3, 4))
     twin = wrap(x.operand.viewed((4, 3), (1, 4)))

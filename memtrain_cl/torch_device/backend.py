@@ -50,7 +50,8 @@ def register() -> None:
         "arange.start_step",
     ):
         aten.impl(overload, _Factory(overload), "PrivateUse1")
-    # torch would write these out as smaller operations before a kernel sees them.
+    # torch would write these out as smaller operations before a kernel sees them; silu's gradient in six tensors.
+    aten.impl("silu_backward", _Factory("silu_backward"), "PrivateUse1")
     aten.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
     aten.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
     import_module("memtrain_cl.torch_device.conversion").install()
