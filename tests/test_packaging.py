@@ -27,6 +27,7 @@ PACKAGE = ROOT / "memtrain_cl"
 LEVELS = {
     "adam_rule": 0,
     "automagic_rule": 0,
+    "budget": 0,
     "code_maps": 0,
     "elements": 0,
     "errors": 0,

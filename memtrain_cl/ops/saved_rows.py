@@ -34,7 +34,7 @@ from memtrain_cl.ops.stochastic_plan import Style
 from memtrain_cl.tuning import ceil_div
 
 
-def _stored(bits: int, rows: int, n: int) -> tuple[torch.dtype, tuple[int, ...]]:
+def stored_form(bits: int, rows: int, n: int) -> tuple[torch.dtype, tuple[int, ...]]:
     """Type and shape of the codes of [rows, n] numbers: to 4 bits two in a byte."""
     if bits <= 4:
         return torch.uint8, (ceil_div(rows * n, 2),)
@@ -93,7 +93,7 @@ def save_rows(x: torch.Tensor, bits: int, *, seed: int) -> tuple[torch.Tensor, t
     if x.ndim != 2:
         raise ValueError(f"expected x [M, n], got {list(x.shape)}")
     rows, n = x.shape
-    stored, shape = _stored(bits, rows, n)
+    stored, shape = stored_form(bits, rows, n)
     if x.numel() == 0:
         codes = torch.empty(shape, dtype=stored, device=x.device)
         return codes, least_scale((rows,), bits, x).to(torch.bfloat16)
@@ -123,7 +123,7 @@ def restore_rows(
     """[M, n] = codes * scale from what `save_rows` gave, each product rounded to float32, then to `dtype`."""
     bits = check_bits(bits)
     rows, n = shape
-    stored, stored_shape = _stored(bits, rows, n)
+    stored, stored_shape = stored_form(bits, rows, n)
     require_tensor("codes", codes, stored, stored_shape)
     require_tensor("scale", scale, torch.bfloat16, (rows,))
     require_together(codes=codes, scale=scale)
