@@ -143,6 +143,19 @@ def test_a_gradient_that_is_not_finite_is_skipped_clipped_or_not() -> None:
         assert set(optimizer.skipped_updates().values()) == {(1, 1)}
 
 
+def test_a_norm_beyond_float32_is_no_gradient_of_zeros(device: Device) -> None:
+    """Numbers are finite, their squares are not: a factor of 0 would let moments decay, and tell nobody."""
+    for room in rooms(device).values():
+        p = torch.nn.Parameter(torch.ones(6, device=room.place))
+        optimizer = CompressedAdam([p], fused_backward=True, max_grad_norm=1.0, ops=room.ops)
+        (p * 9e18).sum().backward()
+        assert torch.equal(p.detach().cpu(), torch.ones(6))
+        assert optimizer.skipped_updates() == {"0": (1, 1)}
+        (p * 1e18).sum().backward()
+        assert bool((p < 1).all())
+        assert optimizer.skipped_updates() == {"0": (1, 1)}
+
+
 def test_twenty_steps_train() -> None:
     model = model_of()
     optimizer = oracle(model.parameters(), lr=LR, fused_backward=True)
@@ -210,8 +223,12 @@ def test_steps_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(RuntimeError, match="of a parameter that was frozen when the optimizer was made"):
         optimizer.step()
     model.frozen.requires_grad_(False)
+    free = torch.nn.Parameter(torch.ones(3))
     with pytest.raises(ValueError, match="expected a parameter that no optimizer steps in backward"):
-        oracle(model.parameters(), fused_backward=True)
+        oracle([free, *model.parameters()], fused_backward=True)
+    free.sum().backward()
+    assert torch.equal(free, torch.ones(3)), "what was refused must not step the others"
+    assert torch.equal(free.grad, torch.ones(3))  # type: ignore[arg-type]
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     before = copy.deepcopy(model.state_dict())

@@ -75,15 +75,14 @@ class BackwardSteps:
         self._arrived = 0
 
     def attach(self, parameters: Iterable[tuple[int, int, torch.Tensor]]) -> None:
-        """Step these parameters, (group, index, parameter) each, in backward from now on."""
-        for group, index, parameter in parameters:
-            if not parameter.requires_grad:
-                continue
-            if parameter in _stepped:
-                raise ValueError(
-                    "expected a parameter that no optimizer steps in backward, got one that is; "
-                    "call release_backward() of the other optimizer"
-                )
+        """Step these parameters, (group, index, parameter) each, in backward from now on; all of them or none."""
+        chosen = [place for place in parameters if place[2].requires_grad]
+        if any(parameter in _stepped for _, _, parameter in chosen):
+            raise ValueError(
+                "expected a parameter that no optimizer steps in backward, got one that is; "
+                "call release_backward() of the other optimizer"
+            )
+        for group, index, parameter in chosen:
             _stepped[parameter] = True
             self._handles += [
                 parameter.register_hook(self._before(parameter)),
@@ -153,10 +152,15 @@ class BackwardSteps:
         return hook
 
     def _clip(self, grad: Any) -> None:
-        """As clip_grad_norm_ of this tensor alone: grad * min(1, max/(norm + 1e-6)), without waiting for the device."""
+        """As clip_grad_norm_ of this tensor alone: grad * min(1, max/(norm + 1e-6)), without waiting for the device.
+
+        A norm beyond float32 makes the gradient NaN, which is left out and counted, where a factor of 0 would pass for
+        a gradient of zeros.
+        """
         if self._max_grad_norm is not None:
             norm = torch.linalg.vector_norm(grad.float())
-            grad.mul_((self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0).to(grad.dtype))
+            factor = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            grad.mul_((factor + (norm - norm)).to(grad.dtype))
 
 
 def _require_alone(option: str) -> None:
