@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -350,6 +351,8 @@ def test_what_cannot_be_stepped_is_refused() -> None:
     for dtype in (torch.float64, torch.complex64):
         with pytest.raises(TypeError, match=r"expected parameters of torch.float32"):
             oracle([torch.nn.Parameter(torch.ones(3, dtype=dtype))])
+        with pytest.raises(TypeError, match=r"expected parameters of torch.float32"):
+            oracle([{"params": torch.nn.Parameter(torch.ones(3, dtype=dtype))}])
     optimizer = oracle(mine, foreach=True)
     give(mine, 0)
     before = [parameter.detach().clone() for parameter in mine]
@@ -428,6 +431,41 @@ def test_a_step_on_the_device_waits_for_nothing(device: Device, monkeypatch: pyt
     assert not waits
     assert optimizer.skipped_updates() == {"0": (3, 3)}
     assert waits
+
+
+def test_options_that_no_longer_fit_the_state_are_refused() -> None:
+    """A group's layout that is changed after its first step would else be left aside, or read codes in other blocks."""
+    for options, change, message in (
+        ({"compression_method": "int8"}, {"compression_method": "dense"}, "in the code linear, got dense"),
+        ({"compression_method": "auto"}, {"code": "dynamic"}, "in the code linear, got dynamic or profile"),
+        ({"compression_method": "int8"}, {"int8_block_size": 64}, "block size .* 2048, got 64"),
+        ({"compression_method": "g4"}, {"profile_block_size": 64}, "block size .* 256, got 64"),
+    ):
+        mine = parameters()
+        optimizer = oracle(mine, **options)
+        advance(optimizer, 0, 1)
+        before = copy.deepcopy(optimizer)
+        optimizer.param_groups[0].update(change)
+        with pytest.raises(ValueError, match=message):
+            advance(optimizer, 1, 1)
+        assert same_bits(optimizer, before)
+
+
+def test_a_model_that_moved_takes_its_state_along_by_loading_it(device: Device) -> None:
+    if device.info.index:
+        pytest.skip("torch differentiates on opencl:0 alone")
+    model = torch.nn.Linear(30, 7)
+    twin = copy.deepcopy(model)
+    moving, staying = (CompressedAdam(it.parameters(), compression_method="int8") for it in (model, twin))
+    for optimizer in (moving, staying):
+        advance(optimizer, 0, 2)
+    model.to("opencl")
+    with pytest.raises(ValueError, match=r"expected tensors on one device, got param on opencl:0, .* exp_avg on cpu"):
+        advance(moving, 2, 1)
+    moving.load_state_dict(moving.state_dict())
+    for optimizer in (moving, staying):
+        advance(optimizer, 2, 2)
+    assert same_bits(moving, staying)
 
 
 def test_strided_parameters_and_gradients(device: Device) -> None:

@@ -102,6 +102,21 @@ def test_a_state_of_another_layout_is_refused(saved: dict[str, Any], own: dict[s
     assert same_bits(mine, before)
 
 
+def test_profiles_load_under_either_name() -> None:
+    other, mine = oracle(parameters(), compression_method="g4"), oracle(parameters(), compression_method="profile")
+    advance(other, 0, 1)
+    mine.load_state_dict(other.state_dict())
+    assert mine.methods() == other.methods()
+
+
+def test_groups_of_schedules_make_another_optimizer() -> None:
+    first = oracle(parameters())
+    torch.optim.lr_scheduler.OneCycleLR(first, 1e-2, total_steps=3)
+    torch.optim.swa_utils.SWALR(first, 1e-3)
+    second = oracle(first.param_groups)
+    assert second.param_groups[0]["max_momentum"] == first.param_groups[0]["max_momentum"]
+
+
 def damage(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
     changed = copy.deepcopy(state)
     for name, value in changes.items():

@@ -62,10 +62,30 @@ def require_groups(current: list[dict[str, Any]], saved: list[dict[str, Any]]) -
             raise ValueError(f"expected the state of a CompressedAdam, got groups without {', '.join(missing)}")
         checked({name: other[name] for name in CHECKS})
         for name in LAYOUT:
-            if other[name] != group[name]:
+            if _plain(other[name]) != _plain(group[name]):
                 raise ValueError(
                     f"expected a state with {name}={group[name]!r}, as this optimizer has, got {other[name]!r}"
                 )
+
+
+def _plain(value: Any) -> Any:
+    """The value, without the published name of profiles."""
+    return "profile" if value == "g4" else value
+
+
+def require_layout(group: Mapping[str, Any], code: str, block_size: int) -> None:
+    """ValueError unless a state of this code and block size is what the group's options ask for."""
+    wanted = codes_of(group)
+    if code not in wanted:
+        raise ValueError(
+            f"expected the group's compression_method and code as when its states were made, in the code {code}, "
+            f"got {' or '.join(wanted)}"
+        )
+    if block_size != block_size_of(group, code):
+        raise ValueError(
+            f"expected the group's block size as when its states were made, {block_size}, "
+            f"got {block_size_of(group, code)}"
+        )
 
 
 def first_code(group: Mapping[str, Any]) -> str:

@@ -65,7 +65,9 @@ class BackwardOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. TypeError for parameters of other dtypes."""
         group = param_group
-        if "params" in group and not isinstance(group["params"], torch.Tensor | set):
+        if isinstance(group.get("params"), torch.Tensor):
+            group["params"] = [group["params"]]
+        if "params" in group and not isinstance(group["params"], set):
             group["params"] = list(group["params"])
             for item in group["params"]:
                 parameter = item[1] if isinstance(item, tuple) else item

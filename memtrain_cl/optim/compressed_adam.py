@@ -146,7 +146,7 @@ class CompressedAdam(BackwardOptimizer):
         batches: dict[tuple[torch.device, AdamStep], list[AdamTensor]] = defaultdict(list)
         refits: list[tuple[AdamTensor, AdamStep, State, dict[str, Any]]] = []
         states: dict[torch.Tensor, State] = {}
-        rules: dict[tuple[int, str, int], AdamStep] = {}
+        rules: dict[tuple[int, str, int, int], AdamStep] = {}
         for number, index, parameter in places:
             grad = parameter.grad
             if grad is None or parameter.numel() == 0:
@@ -159,9 +159,10 @@ class CompressedAdam(BackwardOptimizer):
                 code = options.first_code(group)
                 seed = stream_seed(group["seed"], index + 1)
                 state = new_state(parameter, code, options.block_size_of(group, code), seed)
-            key = (number, code_of(state), state["step"] + 1)
+            key = (number, code_of(state), state["block_size"], state["step"] + 1)
             if key not in rules:
-                rules[key] = options.rule_of(group, key[1], key[2])
+                options.require_layout(group, key[1], key[2])
+                rules[key] = options.rule_of(group, key[1], key[3])
             tensor, rule = adam_tensor(parameter, grad, state), rules[key]
             if options.chooses(group, parameter.numel(), rule.step):
                 refits.append((tensor, rule, state, group))

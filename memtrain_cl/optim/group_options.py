@@ -12,7 +12,17 @@ from memtrain_cl.nn.options import is_whole
 
 Checks = Mapping[str, Callable[[str, Any], Any]]
 #: Keys of a group that are no options of ours: torch's own, schedulers', and names for logs.
-FOREIGN = ("params", "param_names", "initial_lr", "max_lr", "min_lr", "name")
+FOREIGN = (
+    "params",
+    "param_names",
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "max_momentum",
+    "base_momentum",
+    "swa_lr",
+    "name",
+)
 
 
 def between(lowest: float, highest: float) -> Callable[[str, Any], Any]:
