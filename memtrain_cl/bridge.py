@@ -119,7 +119,7 @@ class _HostHome:
         return Lodging(contiguous, self.arrive(contiguous), copied=contiguous.data_ptr() != tensor.data_ptr())
 
     def fresh(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, Lodging]:
-        tensor = torch.empty(shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
         values = host_view(tensor)
         if self._device.info.unified_memory:
             return tensor, Lodging(tensor, wrap_host(self._device, values, owner=tensor))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -153,6 +156,15 @@ def test_what_a_family_cannot_hold_is_stored_dense(device: Device, name: str) ->
     negative = fit_sorted_profile(torch.randn(5000), 0, "gamma", gof_threshold=1.0)
     assert negative.used_dense_fallback
     assert negative.goodness_of_fit == 1.0
+
+
+def test_a_fit_beyond_float32_is_stored_dense() -> None:
+    """Of numbers near the largest, a distribution's ends may lie beyond it, and would come back infinite."""
+    x = torch.rand(5000, generator=torch.Generator().manual_seed(0)) * 3.4e38
+    for name in FAMILIES:
+        made = fit_sorted_profile(x, 0, name, gof_threshold=1.0)
+        assert made.used_dense_fallback
+        assert torch.equal(reconstruct(made), x)
 
 
 def test_a_family_of_ones_own() -> None:
@@ -309,10 +321,62 @@ def test_state_keeps_both_moments(device: Device) -> None:
         state.set(torch.linspace(-1, 1, 16), torch.linspace(0, 1, 16))
         assert (list(state.methods), state.nbytes()) == (methods, want["nbytes"])
     before = state.get()
+    ways: list[Callable[[Any], Any]] = [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))]
+    for copied in ways:
+        state = CompressedOptimizerState((16,), "int8", ops=reference)
+        state.set(*before)
+        twin = copied(state)
+        state.set(torch.zeros(16), torch.zeros(16))
+        assert all(distance(a, b) < 0.02 for a, b in zip(twin.get(), before, strict=True))
     for wrong in ((m, v), (torch.ones(16), -torch.ones(16))):
         with pytest.raises(ValueError, match=r"expected (m of shape \[16\]|v without negative)"):
             state.set(*wrong)
-    assert all(torch.equal(a, b) for a, b in zip(before, state.get(), strict=True))
+        assert not any(bool(part.any()) for part in state.get())
+
+
+def test_every_type_and_layout_is_its_float32_copy(device: Device) -> None:
+    """nbytes is what the parts hold."""
+    flat = torch.randn(3, 6000, generator=torch.Generator().manual_seed(0))
+    layouts = [flat[:, ::3], flat.t(), flat[0, :5000].expand(2, 5000), torch.tensor(3.0), torch.empty(0, 3)]
+    for x, dtype, method, block_size in itertools.product(
+        layouts, (torch.float32, torch.bfloat16, torch.float64), ("auto", "g4", "int8", "dense"), (0, 256)
+    ):
+        given = x.to(dtype).requires_grad_()
+        made, want = (compress_moment(it, method, g4_block_size=block_size) for it in (given, given.float().clone()))
+        back = decompress_moment(made)
+        assert (back.shape, back.dtype, back.requires_grad) == (x.shape, torch.float32, False)
+        assert (made.method, made.nbytes()) == (want.method, want.nbytes())
+        assert torch.equal(back, decompress_moment(want))
+        parts = made if made.g4_encoding is None else made.g4_encoding
+        held = [part.untyped_storage().nbytes() for part in vars(parts).values() if isinstance(part, torch.Tensor)]
+        assert made.nbytes() == sum(held) + (0 if made.g4_encoding is None else 68)
+
+
+def test_another_default_device_changes_nothing(device: Device) -> None:
+    x = torch.randn(5000)
+    want = [decompress_moment(compress_moment(x, method)) for method in ("g4", "int8")]
+    torch.set_default_device("opencl")
+    try:
+        found = [decompress_moment(compress_moment(x, method)) for method in ("g4", "int8")]
+    finally:
+        torch.set_default_device("cpu")
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+def test_second_moments_are_nearer_in_the_dynamic_code() -> None:
+    """The relative errors of v on the published example, held as its root, in each code and size of block."""
+    v = second_moments()
+    wanted = {
+        (2048, "linear"): 0.00722,
+        (2048, "dynamic"): 0.00640,
+        (256, "linear"): 0.00616,
+        (256, "dynamic"): 0.00548,
+    }
+    for (size, code), error in wanted.items():
+        options: dict[str, Any] = {"code": code, "signed": False}
+        codes, scales = reference.quantize_blockwise(v.sqrt(), size, positive=True, **options)
+        back = reference.dequantize_blockwise(codes, scales, size, **options).square()
+        assert distance(back, v) == pytest.approx(error, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ int8 lie where the tensor is.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -190,6 +191,14 @@ class CompressedOptimizerState:
         self._held: tuple[CompressedMomentEncoding, CompressedMomentEncoding] | None = None
         # What the options are worth shows at once.
         compress_moment(torch.zeros(0), "dense", ops=ops, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A module does not pickle.
+        return {**self.__dict__, "_ops": None if self._ops is None else self._ops.__name__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        name = state["_ops"]
+        self.__dict__.update(state, _ops=None if name is None else importlib.import_module(name))
 
     def set(self, m: torch.Tensor, v: torch.Tensor) -> None:
         """Compress both moments. ValueError for other shapes, and for negative numbers in v; nothing is changed."""

@@ -134,13 +134,15 @@ def require_share(name: str, value: Any) -> float:
 
 
 def _fitted(family: TailFamily, values: Values) -> TailFamily | None:
-    """The fitted family; None where it cannot hold the values, so that it has no distribution of numbers."""
+    """The fitted family; None where it cannot hold the values, or would give some back beyond float32's range."""
     try:
         fitted: TailFamily = family.fit(values)
     except ValueError:
         return None
     ends = fitted.quantile(np.array([0.5, len(values) - 0.5]) / len(values))
-    return fitted if np.isfinite(ends).all() and np.isfinite(fitted.cdf(ends)).all() else None
+    with np.errstate(over="ignore"):
+        given_back = np.asarray(ends, dtype=np.float32)
+    return fitted if np.isfinite(given_back).all() and np.isfinite(fitted.cdf(ends)).all() else None
 
 
 def ks_distance(ordered: Values, fitted: TailFamily | None) -> float:
@@ -238,7 +240,7 @@ def _fit_whole(x: torch.Tensor, top_k: int, family: TailFamily, gof_threshold: f
     flat = x.to("cpu", torch.float32).reshape(-1)
     n, places = flat.numel(), index_dtype(flat.numel())
     head = flat.abs().sort(descending=True, stable=True).indices[:top_k]
-    tail = torch.ones(n, dtype=torch.bool).index_fill_(0, head, False).nonzero()[:, 0]
+    tail = torch.ones(n, dtype=torch.bool, device="cpu").index_fill_(0, head, False).nonzero()[:, 0]
     ordered, order = flat[tail].sort(stable=True)
     values = ordered.numpy().astype(np.float64)
     fitted = _fitted(family, values) if len(values) >= 2 and np.isfinite(values).all() else None
@@ -350,7 +352,7 @@ def _whole_values(encoding: SortedProfileEncoding) -> torch.Tensor:
     if encoding.positive:
         # A family that reaches below zero has numbers there that the tensor did not.
         values = np.maximum(values, np.float32(max(0.0, float(values[n // 2]) / 16)))
-    flat = torch.empty(n + encoding.top_k_values.numel(), dtype=torch.float32)
+    flat = torch.empty(n + encoding.top_k_values.numel(), dtype=torch.float32, device="cpu")
     flat[permutation.to(torch.int64)] = torch.from_numpy(values)
     return flat
 
