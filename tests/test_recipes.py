@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from memtrain_cl import memory_report
 from memtrain_cl.device import Device
 from memtrain_cl.optim import CompressedAdam
 from tests.adam_cases import same_bits, values
@@ -128,6 +129,7 @@ def test_accelerate(device: Device, tmp_path: Path, method: str) -> None:
         epochs(each, 1)
     assert same_bits(live[2].optimizer, resumed[2].optimizer)
     assert {state["step"] for state in live[2].optimizer.state.values()} == {6}
+    assert memory_report(live[1], live[2]).optimizer == memory_report(live[1], live[2].optimizer).optimizer
 
 
 @pytest.mark.parametrize("method", list(OPTIONS))

@@ -86,7 +86,9 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def optimizer_memory(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, ParameterState]:
     """The bytes of an optimizer's state, by the names of the model's parameters; those of others are numbered."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    method_of = getattr(optimizer, "method_of", lambda parameter: None)
+    # Accelerate's stands around the one that knows.
+    owner = optimizer if hasattr(optimizer, "method_of") else getattr(optimizer, "optimizer", optimizer)
+    method_of = getattr(owner, "method_of", lambda parameter: None)
     found: dict[str, ParameterState] = {}
     for group, options in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(options["params"]):
