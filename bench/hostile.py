@@ -121,6 +121,26 @@ def moment(draw: Draw) -> str:
     return told(found, x, **options) if found else ""
 
 
+def anomaly(draw: Draw) -> str:
+    """A tensor beside its own profile."""
+    x = draw(tensors())
+    options = {
+        "family": draw(st.sampled_from(list(FAMILIES))),
+        "block_size": draw(st.sampled_from((0, *hostile_moments.BLOCK_SIZES))),
+        "top_k": draw(st.integers(0, 5)),
+    }
+    found = hostile_moments.judge_anomaly(x, **options)
+    return told(found, x, **options) if found else ""
+
+
+def state(draw: Draw) -> str:
+    """Both moments of an optimizer, compressed."""
+    x = draw(tensors())
+    options = {"method": draw(st.sampled_from(METHODS)), "block_size": draw(st.sampled_from(BLOCK_SIZES))}
+    found = hostile_moments.judge_state(x, **options)
+    return told(found, x, **options) if found else ""
+
+
 def adam(draw: Draw) -> str:
     """Two steps of CompressedAdam on a gradient: the bits of the oracle, and a state that stays finite."""
     grad = draw(tensors())
@@ -160,6 +180,8 @@ SUBJECTS: dict[str, Callable[[Draw], str]] = {
     "quantize_int8_blockwise": int8_blockwise,
     "encode_profile": profile,
     "compress_moment": moment,
+    "detect_anomaly": anomaly,
+    "CompressedOptimizerState": state,
     "CompressedAdam": adam,
     "fp8_cast_with_guard": fp8,
 }

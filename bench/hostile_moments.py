@@ -10,7 +10,14 @@ import math
 import torch
 
 from memtrain_cl import ops, reference
-from memtrain_cl.optim import compress_moment, decompress_moment, fit_sorted_profile, reconstruct
+from memtrain_cl.optim import (
+    CompressedOptimizerState,
+    compress_moment,
+    decompress_moment,
+    detect_anomaly,
+    fit_sorted_profile,
+    reconstruct,
+)
 from memtrain_cl.optim.profiles import RELATIVE_ERROR_LIMIT, normal_table
 
 #: Sizes of a block that a device takes in shapes of its own.
@@ -70,3 +77,32 @@ def judge_encoding(x: torch.Tensor, method: str, family: str, block_size: int, t
     if block_size and _error(back, exact) > RELATIVE_ERROR_LIMIT * (1 + 1e-3):
         return f"an error of {_error(back, exact)} passed the receipt of blocks"
     return "" if bool(torch.isfinite(back).all()) else "an accepted profile gives what is not finite"
+
+
+def judge_anomaly(x: torch.Tensor, family: str, block_size: int, top_k: int) -> str:
+    """What is wrong with what is said of x beside its own profile, and of half of it; "" where nothing is."""
+    profile = fit_sorted_profile(x, top_k, family, 0.2, block_size=block_size)
+    if profile.tail_distribution is None:
+        return ""
+    own, half = (detect_anomaly(it, profile) for it in (x, x.reshape(-1)[::2]))
+    if not all(0 <= it.ks_statistic <= 1 for it in (own, half)):
+        return f"expected distances in 0..1, got {own} and {half}"
+    if not bool(torch.isfinite(x).all()):
+        return "" if own.ks_statistic == 1 else f"expected a tensor that is not finite at distance 1, got {own}"
+    same = own.ks_statistic == own.reference_goodness_of_fit == profile.goodness_of_fit
+    return "" if same and not own.is_anomaly else f"expected a tensor to be as its own profile, got {own}"
+
+
+def judge_state(x: torch.Tensor, method: str, block_size: int) -> str:
+    """What is wrong with moments x and x^2 that are held compressed; "" where nothing is."""
+    m, v = x.to(torch.float32), x.to(torch.float32).square()
+    state = CompressedOptimizerState(x.shape, method, int8_block_size=max(1, block_size), min_size_for_g4=8)
+    state.set(x, v)
+    back_m, back_v = state.get()
+    for got, want in ((back_m, m), (back_v, v)):
+        if got.shape != x.shape or got.dtype != torch.float32:
+            return f"expected float32 {list(x.shape)}, got {got.dtype} {list(got.shape)}"
+        if bool(torch.isfinite(want).all()) != bool(torch.isfinite(got).all()):
+            return f"expected what is finite to stay so, got {got} of {want}"
+    lost = (v >= 2.0**-120) & (back_v == 0)
+    return f"{int(lost.sum())} positive numbers came back as zero" if bool(lost.any()) else ""
