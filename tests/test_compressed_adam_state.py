@@ -232,6 +232,12 @@ def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
     mine.param_groups[0]["lr"] = float("nan")
     with pytest.raises(ValueError, match=r"expected finite numbers .* in param_groups.0.lr"):
         save_optimizer(mine, tmp_path / "state")
+    mine.param_groups[0]["lr"] = 1e-3
+    scale = next(iter(mine.state.values()))["exp_avg_scale"]
+    kept, scale[0] = scale.clone(), float("nan")
+    with pytest.raises(ValueError, match=r"expected finite numbers .* in state.0.exp_avg_scale"):
+        save_optimizer(mine, tmp_path / "state")
+    scale.copy_(kept)
     mine.param_groups[0]["lr"] = object()
     with pytest.raises(ValueError, match=r"expected tensors and plain values .* in param_groups.0.lr"):
         save_optimizer(mine, tmp_path / "state")

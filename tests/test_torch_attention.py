@@ -332,7 +332,7 @@ def gradients_of(sample: Any, change: Callable[[torch.Tensor], torch.Tensor], gr
 def largest_score(sample: Any) -> float:
     """A bound of the scores' magnitudes: longest query times longest key, and what a mask adds."""
     q, k = sample.input, sample.args[0]
-    scale = sample.kwargs.get("scale") or q.shape[-1] ** -0.5
+    scale = float(sample.kwargs.get("scale") or q.shape[-1] ** -0.5)
     most = abs(scale) * float(q.detach().norm(dim=-1).max()) * float(k.detach().norm(dim=-1).max())
     mask = sample.kwargs.get("attn_mask")
     if mask is not None and mask.is_floating_point():

@@ -107,6 +107,8 @@ def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         if where in tensors:
             raise ValueError(f"expected distinct names of tensors in an optimizer's state, got {where!r} twice")
+        if value.is_floating_point() and not torch.isfinite(value.detach().cpu()).all():
+            raise ValueError(f"expected finite numbers in an optimizer's state, got others in {where}")
         tensors[where] = to_tensor(where, value)
         return {"tensor": where}
     if isinstance(value, dict):

@@ -38,7 +38,8 @@ class CompressedAdam(BackwardOptimizer):
         "dense"     float32: 8 bytes; follows torch.optim.Adam within float32's rounding
         "auto"      int8; after the first step, and every `refit_every` steps, a tensor of `min_size_for_g4` elements or
                     more becomes a profile where both its moments fit one (distance at most `g4_gof_threshold`, relative
-                    error below 0.3), and int8 again where they do not
+                    error below 0.3), and int8 again where they do not. Those steps wait for the host, and take about 44
+                    bytes an element meanwhile
     code: int8's map, "linear" (code * largest/127) or "dynamic" (`memtrain_cl.code_maps.dynamic_map`), the better one
     where the gradients of a block differ a lot. moment_rounding: "nearest", or "stochastic", with which small moments
     beside large ones decay as they should, in the mean. seed: of all that is rounded stochastically.
