@@ -60,9 +60,9 @@ def fp8_cast_with_guard(
 
     tensor: float32, float16 or bfloat16 of any shape and strides, on the host, on "opencl" or on CUDA; TypeError for
     others. The fallback is torch's own cast, so numbers beyond its largest become infinite, and where it is the
-    tensor's own dtype the result is the tensor itself. fp8_dtype: "float8_e4m3fn" or "float8_e5m2", or torch's type of that name. One pass casts and measures, by
-    whole numbers, so that every device gives the same receipt. The receipt is the host's, which waits for it. No
-    gradient passes through.
+    tensor's own dtype the result is the tensor itself. fp8_dtype: "float8_e4m3fn" or "float8_e5m2", or torch's type of
+    that name. One pass casts and measures, by whole numbers, so that every device gives the same receipt. The receipt
+    is the host's, which waits for it. No gradient passes through.
     """
     form = check_fp8(fp8_dtype)
     fallback, threshold = _require_options(fallback_dtype, underflow_fraction_threshold)
