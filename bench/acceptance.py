@@ -4,6 +4,8 @@ linears      the default configuration trained with counters, counters in int8, 
              counters must end within 5 % of dense linears' validation bits per byte
 resume       a counter run stopped half-way and resumed must end with the bytes of one that ran through
 agreement    the model must train on "opencl" as in torch on the host (agreement.py)
+automagic    the model trained by Automagic from rates of 1e-8, 1e-6 and 1e-2 must end near one loss, and near AdamW's
+             best (acceptance_automagic.py)
 ops          torch's own samples of every operation with a kernel, as a table of this machine's platforms
 hostile      public functions must give the oracle's answer to any tensor, 2000 tensors a function (hostile.py)
 moments      the model trained by Adam on compressed moments must end near one with dense moments
@@ -30,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import memtrain_cl
-from bench import acceptance_moments, acceptance_teacher, hostile
+from bench import acceptance_automagic, acceptance_moments, acceptance_teacher, hostile
 from bench.__main__ import FAMILIES
 from bench.acceptance_statistics import judge_all
 from bench.agreement import EVERY, PLACE, all_hold, compare
@@ -100,6 +102,11 @@ def compare_agreement(device: str) -> dict[str, Any]:
     return {**found, "ok": all_hold(found)}
 
 
+def judge_automagic(device: str) -> dict[str, Any]:
+    """Where Automagic's rates and losses end; the picture of the rates lies beside."""
+    return acceptance_automagic.run(PLACE, RESULTS / memtrain_cl.__version__ / f"automagic-{slug(device)}.png")
+
+
 def table_of_ops(device: str) -> dict[str, Any]:
     """The table of torch's ops, written beside; ok where none is wrong anywhere."""
     table = RESULTS / memtrain_cl.__version__ / "ops.md"
@@ -131,6 +138,7 @@ PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "linears": compare_linears,
     "resume": compare_resume,
     "agreement": compare_agreement,
+    "automagic": judge_automagic,
     "ops": table_of_ops,
     "hostile": lambda device: hostile.run(),
     "moments": lambda device: acceptance_moments.run(),
