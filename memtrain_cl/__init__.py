@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         fit_sorted_profile,
         reconstruct,
     )
-    from memtrain_cl.recompute import recompute
+    from memtrain_cl.recompute_plan import recompute
     from memtrain_cl.recompute_policy import (
         RecomputeDecision,
         SelectiveRecomputePolicy,
@@ -145,7 +145,7 @@ _HOMES = {
         "reset_peak_memory_stats",
         "synchronize",
     ),
-    "memtrain_cl.recompute": ("recompute",),
+    "memtrain_cl.recompute_plan": ("recompute",),
     "memtrain_cl.recompute_policy": (
         "RecomputeDecision",
         "SelectiveRecomputePolicy",

@@ -27,8 +27,8 @@ class BlockCost:
     inputs: of its arguments, where no earlier block has them.   inner: of what autograd keeps beside those.
     outputs: of what selective checkpointing keeps of a block that runs again; unsaved: of that what autograd would not
     keep.   few: of all that in few bits, None
-    where that is not to be.   largest: of the largest tensor in few bits, in full.   seconds: running it again.
-    bits_seconds: saving and restoring.   base: of what else is alive while its backward runs.
+    where that is not to be.   seconds: running it again.   bits_seconds: saving and restoring.   base: of what else is
+    alive while its backward runs.
     """
 
     inputs: int
@@ -36,7 +36,6 @@ class BlockCost:
     outputs: int = 0
     unsaved: int = 0
     few: int | None = None
-    largest: int = 0
     seconds: float = 0.0
     bits_seconds: float = 0.0
     base: int = 0
@@ -55,10 +54,9 @@ class BlockCost:
         }[action]
 
     def working(self, action: str) -> int:
-        """Bytes while its own backward runs."""
-        if action == "bits":
-            return (self.few or 0) + self.largest
-        return self.inputs + self.inner + (self.unsaved if action == "recompute" else 0)
+        """Bytes while its own backward runs, at most; what was in few bits comes back, perhaps all at once."""
+        beside = {"store": 0, "bits": self.few or 0, "recompute": self.unsaved}
+        return self.inputs + self.inner + beside[action]
 
     def cost(self, action: str) -> float:
         """Seconds more than keeping all takes."""

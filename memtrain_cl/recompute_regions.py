@@ -49,7 +49,6 @@ class Region:
     outputs: int = 0
     unsaved: int = 0
     few: int = 0
-    largest: int = 0
     seconds: float = 0.0
     bits_seconds: float = 0.0
     saves: int = 0
@@ -132,7 +131,6 @@ def measured_forward(
                 known.add(id(saved.stored))
                 few.nbytes += saved.stored.nbytes
             if not isinstance(saved, Kept):
-                region.largest = max(region.largest, tensor.numel() * tensor.element_size())
                 saved.restore()
             synchronize(place)
             region.bits_seconds += time.perf_counter() - started

@@ -70,7 +70,7 @@ LEVELS = {
     "activation_store": 4,
     "activations": 4,
     "meter": 4,
-    "recompute": 4,
+    "recompute_plan": 4,
     "recompute_choice": 0,
     "recompute_policy": 4,
     "recompute_regions": 4,

@@ -135,7 +135,6 @@ def test_the_cheapest_set_is_found() -> None:
                 random.randint(0, 9),
                 random.randint(0, 40),
                 few=random.choice([None, random.randint(0, 12)]),
-                largest=random.randint(0, 9),
                 seconds=random.random(),
                 bits_seconds=random.random(),
                 base=random.randint(0, 9),

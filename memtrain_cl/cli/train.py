@@ -20,6 +20,16 @@ class LinearKind(StrEnum):
     dense = "dense"
 
 
+class Activations(StrEnum):
+    """Values of --activations."""
+
+    fp = "fp"
+    eight = "8"
+    four = "4"
+    recompute = "recompute"
+    auto = "auto"
+
+
 class Compute(StrEnum):
     """Values of --counter-compute."""
 
@@ -64,6 +74,13 @@ def train(
             "--freeze-counters", help="Control run: counter layers keep their first weights, the rest learns."
         ),
     ] = False,
+    activations: Annotated[
+        Activations,
+        typer.Option(metavar="KIND", help="Kept for backward: fp (all), 8 or 4 (bits), recompute, auto."),
+    ] = Activations.fp,
+    memory_limit: Annotated[
+        float, typer.Option(metavar="MiB", help="Memory that the device may hold; 0 sets no limit.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Rules first weights, batches and rounding.")] = 0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for all files of the run.")] = Path("runs/train"),
     resume: Annotated[
@@ -91,6 +108,8 @@ def train(
         "C": C,
         "linear": linear.value,
         "freeze_counters": freeze_counters,
+        "activations": activations.value,
+        "memory_limit": memory_limit,
         "seed": seed,
     }
     given = {name for name in ctx.params if _is_given(ctx, name)} | ({"text"} if more_text else set())

@@ -11,6 +11,8 @@ from memtrain_cl.formats import check_c
 
 LINEAR_KINDS = ("counter", "dense")
 COMPUTES = ("fp", "int8")
+ACTIVATIONS = ("fp", "8", "4", "recompute", "auto")
+MIB = 2**20
 #: Kinds of tokens where text is read as it lies in files.
 BYTES = 256
 
@@ -91,6 +93,8 @@ class TrainConfig:
 
     text: files and folders, empty for the standard library's source. lr: peak of AdamW. batch: sequences a step.
     freeze_counters: the control run, in which counter layers keep their first weights and everything else learns.
+    activations: what is kept until backward, "fp" (all), "8" or "4" (in so many bits), "recompute" (the inputs of
+    blocks) or "auto" (a choice for each block within the memory). memory_limit: MiB that the device may hold, or 0.
     Raises ValueError for a value out of range.
     """
 
@@ -100,6 +104,8 @@ class TrainConfig:
     batch: int = 4
     lr: float = 2e-3
     freeze_counters: bool = False
+    activations: str = "fp"
+    memory_limit: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -107,6 +113,10 @@ class TrainConfig:
         _at_least("steps", self.steps, 1)
         _at_least("batch", self.batch, 1)
         _finite_positive("lr", self.lr)
+        if self.activations not in ACTIVATIONS:
+            raise ValueError(f"expected activations to be one of {', '.join(ACTIVATIONS)}, got {self.activations!r}")
+        if not 0 <= self.memory_limit < math.inf:
+            raise ValueError(f"expected memory_limit as a finite number >= 0, got {self.memory_limit}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"expected 0 <= seed < 2^63, got {self.seed}")
         if self.freeze_counters and self.model.linear != "counter":

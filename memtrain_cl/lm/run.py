@@ -128,9 +128,18 @@ def run_training(
     console = console or Console(stderr=True, markup=False, highlight=False)
     corpus = load_corpus(config.text, config.model.seq)
     trainer = Trainer(config, corpus, ops, place)
-    if state is not None:
-        trainer.load_state(state)
-    _prepare_folder(out, fresh=state is None)
+    try:
+        if state is not None:
+            trainer.load_state(state)
+        _prepare_folder(out, fresh=state is None)
+        return _run(trainer, out, device, console, quiet=quiet)
+    finally:
+        trainer.keeping.release()
+
+
+def _run(trainer: Trainer, out: Path, device: str | None, console: Console, *, quiet: bool) -> Summary:
+    """The steps, and what is written at the end."""
+    config, corpus = trainer.config, trainer.corpus
     if not quiet:
         console.print(
             f"{corpus.files} files of {corpus.name}: {corpus.train.size:,} bytes to train on, "
@@ -177,10 +186,15 @@ def _loop(trainer: Trainer, out: Path, stop: StopRequest, console: Console, *, q
         if metrics.kept:
             trainer.seconds = float(metrics.kept[-1].get("seconds", 0.0))
         saved = time.monotonic()
+        told = False
         while trainer.step < config.steps and not stop.requested:
             before = trainer.seconds
             loss = trainer.train_step()
             rate = trainer.tokens_per_step / (trainer.seconds - before)
+            plan = trainer.keeping.plan
+            if plan is not None and plan.decided and not (told or quiet):
+                told = True
+                console.print(str(plan), soft_wrap=True)
             if state_bytes is None:  # the optimizer has its state from the first step on
                 state_bytes = measure_memory(trainer.model, trainer.optimizer).total_bytes
             view.update(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from memtrain_cl.errors import MemtrainError
 from memtrain_cl.lm.config import TrainConfig
 from memtrain_cl.lm.data import Corpus, training_batch, validation_windows
+from memtrain_cl.lm.keeping import Keeping
 from memtrain_cl.lm.model import CausalLM, counter_layers
 
 WARM_UP_STEPS = 40
@@ -61,6 +62,7 @@ class Trainer:
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=BETAS, fused=True)
+        self.keeping = Keeping(config, self.model, self.device)
         self.step = 0
         self.seconds = 0.0  # spent in steps; not part of the state, which holds nothing that a clock decides
 
@@ -81,7 +83,8 @@ class Trainer:
             layer.lr = self.config.model.counter_lr * factor
         text, seq = self.corpus.train, self.config.model.seq
         batch = training_batch(text, self.config.seed, self.step, self.config.batch, seq)
-        loss = self._loss(batch, "mean")
+        with self.keeping.forward(self.step):
+            loss = self._loss(batch, "mean")
         value = loss.item()
         if not math.isfinite(value):
             raise MemtrainError(
@@ -106,11 +109,12 @@ class Trainer:
         """
         windows = validation_windows(self.corpus.valid, VALIDATION_WINDOWS, self.config.model.seq)
         total = 0.0
+        size = min(_VALIDATION_BATCH, self.keeping.validation_batch)
         self.model.eval()
         try:
             with torch.no_grad():
-                for start in range(0, len(windows), _VALIDATION_BATCH):
-                    total += self._loss(windows[start : start + _VALIDATION_BATCH], "sum").item()
+                for start in range(0, len(windows), size):
+                    total += self._loss(windows[start : start + size], "sum").item()
         finally:
             self.model.train()
         return total / windows[:, 1:].size
@@ -128,6 +132,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "torch_rng": torch.get_rng_state(),
+            **self.keeping.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -138,6 +143,7 @@ class Trainer:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             torch.set_rng_state(state["torch_rng"])
+            self.keeping.load_state(state)
         except (RuntimeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"expected the state of this model, got another: {str(error).splitlines()[0]}") from error
         self.step = state["step"]

@@ -49,6 +49,14 @@ class BlockPlan:
     reason: str
 
 
+class BudgetTooSmall(ValueError):
+    """No set of choices needs so little. least: the bytes of the smallest."""
+
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message)
+        self.least = least
+
+
 class recompute:
     """Activations of a model's blocks within a budget, as a context_fn for torch.utils.checkpoint:
 
@@ -76,7 +84,7 @@ class recompute:
     from there in the order of their forwards. A forward under no_grad, or within a backward, does not count. Blocks
     beyond those of the measured step are recomputed.
 
-    Raises ValueError at the third step's begin where the budget is too small, with the smallest that can be met.
+    Raises BudgetTooSmall, a ValueError, at the third step's begin, with the smallest that can be met.
     Warns where hooks in a block keep what the checkpoint was to recompute, so that nothing is saved.
     """
 
@@ -204,7 +212,6 @@ class recompute:
                 outputs=region.outputs,
                 unsaved=region.unsaved,
                 few=None if self.bits is None else region.few,
-                largest=region.largest,
                 seconds=region.seconds,
                 bits_seconds=region.bits_seconds,
             )
@@ -221,8 +228,9 @@ class recompute:
         # The steps that were measured have recomputed everything, and must have met a limit, too.
         least = peak_of(costs, ["recompute"] * len(costs), tail) if self.limit_bytes else smallest(costs, tail).peak
         if choice is None or least > (allowed or 0):
-            raise ValueError(
-                f"expected {name} of at least {least}, the smallest that {len(costs)} blocks can meet, got {allowed}"
+            raise BudgetTooSmall(
+                f"expected {name} of at least {least}, the smallest that {len(costs)} blocks can meet, got {allowed}",
+                least,
             )
         self.peak_bytes = choice.peak
         self.blocks = tuple(
