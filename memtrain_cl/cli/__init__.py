@@ -25,6 +25,7 @@ from memtrain_cl.runtimes import share_cores
 COMMANDS = {
     "train": "train",
     "generate": "generate",
+    "budget": "budget",
     "inspect": "files",
     "export": "files",
     "doctor": "devices",

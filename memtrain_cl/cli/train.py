@@ -118,7 +118,7 @@ def train(
 
     config, state = plan_run(out, flags, resume=resume)
     with contextlib.ExitStack() as stack:
-        label, place = _prepare(device, config.model.linear, stack)
+        label, place = prepare(device, config.model.linear, stack)
         try:
             summary = run_training(config, out, state, quiet=quiet, device=label, place=place)
         except Interrupted as stopped:
@@ -139,7 +139,7 @@ def train(
         raise typer.Exit(1)
 
 
-def _prepare(device: str | None, linear: str, stack: contextlib.ExitStack) -> tuple[str | None, str]:
+def prepare(device: str | None, linear: str, stack: contextlib.ExitStack) -> tuple[str | None, str]:
     """The name for the table and torch's device of a run, opened; fallbacks to the host are errors on "opencl"."""
     from memtrain_cl.device import get_device, put_first, use_device
 

@@ -7,6 +7,7 @@ what is counted is what is really saved, whatever the model. Counter layers have
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,15 @@ from memtrain_cl.meter import HostMeter
 from memtrain_cl.nn.memory import POOLS, gradient_bytes
 from memtrain_cl.ops.saved_rows import stored_form
 
+#: Ways to train, as (kind of linears, what is kept of activations).
+REGIMES = {
+    "dense, AdamW": ("dense", "fp"),
+    "dense, AdamW, recompute": ("dense", "recompute"),
+    "counters": ("counter", "fp"),
+    "counters, 8-bit activations": ("counter", "8"),
+    "counters, 4-bit activations": ("counter", "4"),
+    "counters, recompute": ("counter", "recompute"),
+}
 #: How a run treats its activations: in full, in 8 or 4 bits, or computed again.
 ACTIVATIONS = ("fp", "8", "4", "recompute")
 
@@ -181,6 +191,28 @@ def forecast(config: ModelConfig, batch: int, activations: str = "fp", *, fused_
     return Bill(dict(zip(POOLS, (*sizes, max(0, peak - sum(sizes))), strict=True)), peak, count)
 
 
+def weights_of(config: ModelConfig) -> int:
+    """Weights of a model: of its linears, its norms, its embedding and its head."""
+    block = 4 * config.dim**2 + 3 * config.dim * config.hidden + 2 * config.dim
+    return config.layers * block + config.dim + 2 * config.vocab * config.dim
+
+
+def _widths(heads: int) -> int:
+    """What widths are multiples of: packed rows of whole words, and pairs in each head."""
+    return math.lcm(8, 2 * heads)
+
+
+def widest_with(config: ModelConfig, weights: int) -> ModelConfig:
+    """The widest model of config's depth and heads with at most so many weights; ValueError where none is so small."""
+    step, width = _widths(config.heads), 0
+    while weights_of(replace(config, dim=(width + 1) * step, hidden=0)) <= weights:
+        width += 1
+    if not width:
+        least = weights_of(replace(config, dim=step, hidden=0))
+        raise ValueError(f"expected at least {least} parameters for {config.layers} layers, got {weights}")
+    return replace(config, dim=width * step, hidden=0)
+
+
 def largest(
     config: ModelConfig, batch: int, activations: str, limit: int, *, fused_norms: bool = True
 ) -> tuple[ModelConfig, Bill] | None:
@@ -189,7 +221,7 @@ def largest(
 
     Widths are multiples of 8 and of twice the number of heads. The feed-forward width follows.
     """
-    step = next(width for width in range(8, 16 * config.heads + 1, 8) if width % (2 * config.heads) == 0)
+    step = _widths(config.heads)
     found: dict[int, tuple[ModelConfig, Bill]] = {}
 
     def peak(width: int) -> int:

@@ -81,23 +81,28 @@ class Trainer:
             group["lr"] = self.config.lr * factor
         for layer in self.counters:
             layer.lr = self.config.model.counter_lr * factor
-        text, seq = self.corpus.train, self.config.model.seq
-        batch = training_batch(text, self.config.seed, self.step, self.config.batch, seq)
-        with self.keeping.forward(self.step):
-            loss = self._loss(batch, "mean")
+        # Before the forward, whose activations then do not lie beside the last step's gradients.
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.next_loss()
         value = loss.item()
         if not math.isfinite(value):
             raise MemtrainError(
                 f"the loss of step {self.step + 1} is {value}: a smaller --lr or --counter-lr than "
                 f"{self.config.lr:g} and {self.config.model.counter_lr:g} may keep it finite"
             )
-        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
         self.optimizer.step()
         self.step += 1
         self.seconds += time.perf_counter() - started
         return value
+
+    def next_loss(self) -> Tensor:
+        """The loss of the next step's batch in nats a byte, with its graph."""
+        text, seq = self.corpus.train, self.config.model.seq
+        batch = training_batch(text, self.config.seed, self.step, self.config.batch, seq)
+        with self.keeping.forward(self.step):
+            return self._loss(batch, "mean")
 
     def learning_rates(self) -> tuple[float, float | None]:
         """The rates of the last step: AdamW's, and the counter layers' (None where there are none)."""
