@@ -37,7 +37,7 @@ VECS = 16 // WIDTH
 STEPS = NAME in ("automagic_measure", "automagic_apply")
 HELD_TYPE = "char" if ROWS else "float"
 SIZES = "const ulong n, const uint columns, const ulong rows, const ulong chunks, const uint per"
-RULE = "const float beta2, const float rest2, const float root2, const float eps"
+RULE = "const float beta2, const float rest2, const float lift, const float eps"
 %>
 % if STEPS:
 // g, 0 where it is not finite; v from what is held, and its root; the update before it is bounded.
@@ -45,7 +45,7 @@ typedef struct {
     vec g, v, root, u;
 } moments;
 
-inline moments updated(vec g, vec held, float beta2, float rest2, float root2, float eps) {
+inline moments updated(vec g, vec held, float beta2, float rest2, float lift, float eps) {
     moments own;
     own.g = select((vec)(0.0f), g, magnitudes(g) <= GRADIENT_MAX);
 % if ROWS:
@@ -54,7 +54,7 @@ inline moments updated(vec g, vec held, float beta2, float rest2, float root2, f
 % endif
     own.v = beta2 * held + rest2 * (own.g * own.g);
     own.root = sqrt(own.v);
-    own.u = own.g / (own.root / root2 + eps);
+    own.u = own.g / (own.root * lift + eps);
     return own;
 }
 
@@ -132,7 +132,7 @@ void automagic_measure(const __global ${stored(GRAD)} *grad, const __global ${HE
                 vec square${q} = (vec)(0.0f);
                 if (left > ${WIDTH * q}) {
                     const vec raw = load_left_${GRAD}(grad + at + ${WIDTH * q}, left - ${WIDTH * q}, 0.0f);
-                    const moments found = updated(raw, vload${WIDTH}(0, own + ${WIDTH * q}), beta2, rest2, root2, eps);
+                    const moments found = updated(raw, vload${WIDTH}(0, own + ${WIDTH * q}), beta2, rest2, lift, eps);
                     square${q} = found.u * found.u;
                     vstore${WIDTH}(found.root, 0, own + ${WIDTH * q});
                     if (any(magnitudes(raw) > GRADIENT_MAX)) {
@@ -261,7 +261,7 @@ void automagic_apply(const __global ${stored(GRAD)} *grad, __global ${HELD_TYPE}
     ${local_memory()}
     __local float all_lanes[1024];
     const float sum_of_squares = sum_of_floats(sums, chunks, all_lanes, ${"lid" if GPU else "0"});
-    const float divisor = max(sqrt(sum_of_squares / size_of_all) / clip, 1.0f);
+    const float share = 1.0f / max(sqrt(sum_of_squares / size_of_all) / clip, 1.0f);
     const float rate = *lr;
 % if GPU:
     __local float4 lanes[${SIDE}];
@@ -293,8 +293,8 @@ void automagic_apply(const __global ${stored(GRAD)} *grad, __global ${HELD_TYPE}
                     const uint own_left = left - ${WIDTH * q};
                     const ulong here = at + ${WIDTH * q};
                     const vec raw = load_left_${GRAD}(grad + here, own_left, 0.0f);
-                    const moments found = updated(raw, vload${WIDTH}(0, own + ${WIDTH * q}), beta2, rest2, root2, eps);
-                    const vec u = clamp(found.u / divisor, -clip, clip);
+                    const moments found = updated(raw, vload${WIDTH}(0, own + ${WIDTH * q}), beta2, rest2, lift, eps);
+                    const vec u = clamp(found.u * share, -clip, clip);
                     const vec w = full ? fabs(u) : (vec)(0.0f);
                     const vec p = load_left_${PARAM}(param + here, own_left, 0.0f);
                     const vec moved = p - rate * (u + decay * p);

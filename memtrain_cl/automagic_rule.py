@@ -82,9 +82,9 @@ class AutomagicStep:
                 raise ValueError(f"expected {name} as an integer in {least}..{most}, got {value!r}")
 
     @property
-    def root2(self) -> float:
-        """sqrt(1 - beta2^step)."""
-        return math.sqrt(1.0 - float(self.beta2) ** int(self.step))
+    def lift(self) -> float:
+        """1 / sqrt(1 - beta2^step)."""
+        return 1.0 / math.sqrt(1.0 - float(self.beta2) ** int(self.step))
 
     @property
     def slot(self) -> int:

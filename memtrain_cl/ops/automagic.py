@@ -106,7 +106,7 @@ class _Plan:
         own, rule = self.own, self.own.rule
         rows = own.n // own.columns
         sizes = (np.uint64(own.n), np.uint32(own.columns), np.uint64(rows), np.uint64(own.chunks), np.uint32(self.per))
-        reals = (rule.beta2, 1.0 - rule.beta2, rule.root2, rule.eps)
+        reals = (rule.beta2, 1.0 - rule.beta2, rule.lift, rule.eps)
         return (*sizes, *(np.float32(value) for value in reals))
 
 

@@ -5,8 +5,8 @@ from float64 once; sums are `tensor_sum`'s):
 
     g = grad, 0 where it is not finite, which is counted                     finite: up to 2^63 in magnitude
     v = beta2*(s*s) + (1 - beta2)*(g*g)       two dimensions and more: s = max(what the codes give, 0); else beta2*v
-    u = g / (sqrt(v)/root2 + eps)                                                       root2 = sqrt(1 - beta2^step)
-    u = clamp(u / max(1, sqrt(sum(u*u)/n) / clip), -clip, clip)
+    u = g / (sqrt(v)*lift + eps)                                                     lift = 1 / sqrt(1 - beta2^step)
+    u = clamp(u * (1 / max(1, sqrt(sum(u*u)/n) / clip)), -clip, clip)
     the sign g > 0 enters the ring of the last `history` signs
     p = p - lr*(u + weight_decay*p)
 
@@ -120,9 +120,9 @@ def _step(tensor: AutomagicTensor, lr: torch.Tensor, tally: torch.Tensor) -> Non
         held = s * s
     v = _float32(rule.beta2) * held + _float32(1.0 - rule.beta2) * (g * g)
     root = _sqrt(v)
-    u = g / (root / _float32(rule.root2) + _float32(rule.eps))
+    u = g / (root * _float32(rule.lift) + _float32(rule.eps))
     norm = _sqrt(tensor_sum(u * u) / _float32(float(u.numel())))
-    u = u / (norm / _float32(rule.clip)).clamp_min(1.0)
+    u = u * (1.0 / (norm / _float32(rule.clip)).clamp_min(1.0))
     u = u.clamp(-_float32(rule.clip), _float32(rule.clip))
 
     if tensor.scale is None:
