@@ -194,64 +194,7 @@ void automagic_measure(const __global ${stored(GRAD)} *grad, const __global ${HE
     </%call>
 }
 % elif NAME == "automagic_apply":
-inline uint${WIDTH} take_bytes(const __global uchar *p, uint left) {
-% if GPU and ALIGNED:
-    return convert_uint4(*(const __global uchar4 *)p);
-% else:
-    if (left >= ${WIDTH}) return convert_uint${WIDTH}(vload${WIDTH}(0, p));
-    uint own[${WIDTH}];
-    for (uint i = 0; i < ${WIDTH}; i++) own[i] = i < left ? p[i] : 0;
-    return vload${WIDTH}(0, own);
-% endif
-}
-
-inline void put_bytes(__global uchar *p, uint left, uint${WIDTH} bytes) {
-% if GPU and ALIGNED:
-    *(__global uchar4 *)p = convert_uchar4(bytes);
-% else:
-    if (left >= ${WIDTH}) {
-        vstore${WIDTH}(convert_uchar${WIDTH}(bytes), 0, p);
-        return;
-    }
-    uint own[${WIDTH}];
-    vstore${WIDTH}(bytes, 0, own);
-    for (uint i = 0; i < left; i++) p[i] = (uchar)own[i];
-% endif
-}
-
-// The sign of g enters slot `slot` of the rings of WIDTH elements; the votes on w of those that are full: w where all signs are alike, -w where each
-// differs from the one before it. `top` are the last plane's bits, `history` of all.
-inline vec voted(__global uchar *signs, ulong n, uint left, vec g, vec w, uint slot, uint history, bool full) {
-    const uint top = (1u << (history - ${8 * (PLANES - 1)})) - 1;
-% for b in range(PLANES):
-    uint${WIDTH} plane${b} = take_bytes(signs${f" + {b} * n" if b else ""}, left);
-% endfor
-    const uint bit = 1u << (slot & 7);
-% for b in range(PLANES):
-    if (slot / 8 == ${b}) {
-        plane${b} = (plane${b} & ~bit) | (as_uint${WIDTH}(g > 0.0f) & bit);
-        put_bytes(signs${f" + {b} * n" if b else ""}, left, plane${b});
-    }
-% endfor
-    if (!full) return (vec)(0.0f);
-    uint${WIDTH} all_set = (uint${WIDTH})(255), any_set = (uint${WIDTH})(0), all_turn = (uint${WIDTH})(255);
-% for b in range(PLANES):
-<%
-LAST = b == PLANES - 1
-BESIDE = f"(255u & ~top)" if LAST else "0u"
-%>
-    {
-        // Each sign beside the next one's, but for the newest, whose next one is the oldest.
-        const uint seam = slot / 8 == ${b} ? bit : 0;
-        const uint${WIDTH} next = plane${b} >> 1 | (plane${0 if LAST else b + 1} & 1u) << ${f"(history - {8 * b + 1})" if LAST else "7u"};
-        all_set &= plane${b} | ${BESIDE};
-        any_set |= plane${b};
-        all_turn &= (plane${b} ^ next) | ${BESIDE} | seam;
-    }
-% endfor
-    const int${WIDTH} up = (all_set == 255u) | (any_set == 0u);
-    return select(select((vec)(0.0f), -w, all_turn == 255u), w, up);
-}
+#include "_automagic_signs.cl"
 
 __kernel __attribute__((reqd_work_group_size(${ITEMS}, 1, 1)))
 void automagic_apply(const __global ${stored(GRAD)} *grad, __global ${HELD_TYPE} *held, const __global float *held_scale, __global float *scale,
