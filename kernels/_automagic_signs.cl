@@ -15,19 +15,7 @@ inline uint${WIDTH} take_bytes(const __global uchar *p, uint left) {
 % endif
 }
 
-inline void put_bytes(__global uchar *p, uint left, uint${WIDTH} bytes) {
-% if GPU and ALIGNED:
-    *(__global uchar4 *)p = convert_uchar4(bytes);
-% else:
-    if (left >= ${WIDTH}) {
-        vstore${WIDTH}(convert_uchar${WIDTH}(bytes), 0, p);
-        return;
-    }
-    uint own[${WIDTH}];
-    vstore${WIDTH}(bytes, 0, own);
-    for (uint i = 0; i < left; i++) p[i] = (uchar)own[i];
-% endif
-}
+#include "_bytes.cl"
 
 // The sign of g enters slot `slot` of the rings of WIDTH elements; the votes on w of those that are full: w where all signs are alike, -w where each
 // differs from the one before it. `top` are the last plane's bits, `history` of all.

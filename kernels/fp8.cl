@@ -71,19 +71,7 @@ inline ${U} codes_of(${U} most, uint beyond) {
     return select(code, (${U})(0x7fu), most > INFINITE);
 }
 
-inline void put_codes(__global uchar *p, uint left, ${U} codes) {
-% if GPU and ALIGNED:
-    *(__global uchar4 *)p = convert_uchar4(codes);
-% else:
-    if (left >= ${WIDTH}) {
-        vstore${WIDTH}(convert_uchar${WIDTH}(codes), 0, p);
-        return;
-    }
-    uint own[${WIDTH}];
-    vstore${WIDTH}(codes, 0, own);
-    for (uint i = 0; i < left; i++) p[i] = (uchar)own[i];
-% endif
-}
+#include "_bytes.cl"
 
 % if COUNTED:
 // Through memory for the same reason as vec_sum.
@@ -114,7 +102,7 @@ ${begin_vectors()}
         const ${U} bits = as_${U}(load_left_${X}(x + at, left, 0.0f));
         const ${U} most = bits & 0x7fffffffu;
         const ${U} code = codes_of(most, beyond);
-        put_codes(codes + at, left, code | (bits >> 24 & 0x80u));
+        put_bytes(codes + at, left, code | (bits >> 24 & 0x80u));
 % if COUNTED:
         // A comparison that holds is -1.
         highest = max(highest, most);

@@ -92,6 +92,12 @@ def device(_opened: Device) -> Iterator[Device]:
         yield _opened
 
 
+@pytest.fixture
+def place(device: Device) -> torch.device:
+    """torch's name of the device."""
+    return torch.device("opencl", device.info.index)
+
+
 _twins: dict[tuple[int, str], Device] = {}
 
 

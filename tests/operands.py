@@ -1,6 +1,8 @@
-"""Operands from torch CPU tensors and back, for tests of launchers."""
+"""Operands from torch CPU tensors and back, and results compared, for tests of launchers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -9,6 +11,17 @@ from memtrain_cl.device import Device
 from memtrain_cl.operand import Operand, empty_operand
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
+
+
+def same(got: Any, want: Any) -> bool:
+    """Equal bytes of tensors or tuples of them; a NaN equals every other."""
+    if isinstance(got, tuple):
+        return all(same(a, b) for a, b in zip(got, want, strict=True))
+    got, want = got.cpu(), want.cpu()
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    if got.is_floating_point():
+        return torch.equal(got.nan_to_num(1.5), want.nan_to_num(1.5)) and torch.equal(got.isnan(), want.isnan())
+    return torch.equal(got, want)
 
 
 def element_of(tensor: torch.Tensor) -> str:

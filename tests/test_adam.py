@@ -26,11 +26,6 @@ from memtrain_cl.verify_adam import CHANGED, adam_tensor, quantiles
 each_code = pytest.mark.parametrize("code", MOMENT_CODES)
 
 
-@pytest.fixture
-def place(device: Device) -> torch.device:
-    return torch.device("opencl", device.info.index)
-
-
 def rule_for(code: str, **options: Any) -> AdamStep:
     chosen = {"lr": 0.01, "step": 3, "block_size": 16} | options
     return AdamStep(code=code, **chosen)

@@ -23,26 +23,11 @@ from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.ops.blocks import block_shape
 from memtrain_cl.torch_device.fallback import strict
+from tests.operands import same
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "moments.json").read_text())
 FLOATING = (torch.float32, torch.float16, torch.bfloat16)
 LEAST = 2.0**-126
-
-
-@pytest.fixture
-def place(device: Device) -> torch.device:
-    return torch.device("opencl", device.info.index)
-
-
-def same(got: Any, want: Any) -> bool:
-    """Equal bytes of tensors or tuples of them; a NaN equals every other."""
-    if isinstance(got, tuple):
-        return all(same(a, b) for a, b in zip(got, want, strict=True))
-    got, want = got.cpu(), want.cpu()
-    assert (got.dtype, got.shape) == (want.dtype, want.shape)
-    if got.is_floating_point():
-        return torch.equal(got.nan_to_num(1.5), want.nan_to_num(1.5)) and torch.equal(got.isnan(), want.isnan())
-    return torch.equal(got, want)
 
 
 #: Each operation on x, by room.

@@ -28,11 +28,6 @@ RULE = CounterRule(C, True, lr=0.04, lr_scale=0.1)
 
 
 @pytest.fixture
-def place(device: Device) -> torch.device:
-    return torch.device("opencl", device.info.index)
-
-
-@pytest.fixture
 def trains(device: Device) -> torch.device:
     """The one device that torch differentiates on."""
     if device.info.index:

@@ -44,11 +44,6 @@ each_form = pytest.mark.parametrize("name", FP8_FORMATS)
 each_type = pytest.mark.parametrize("dtype", FLOATING, ids=str)
 
 
-@pytest.fixture
-def place(device: Device) -> torch.device:
-    return torch.device("opencl", device.info.index)
-
-
 def type_of(name: str) -> torch.dtype:
     """torch's type; the test is skipped where this torch lacks it."""
     own = getattr(torch, name, None)

@@ -29,11 +29,6 @@ GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "automag
 ROTATIONS = (1, 4, 16, 64, 256)
 
 
-@pytest.fixture
-def place(device: Device) -> torch.device:
-    return torch.device("opencl", device.info.index)
-
-
 def there_and_back(room: ModuleType, x: torch.Tensor, rot: int = 4) -> Any:
     """All that is made of x in rotated rows, by a room."""
     codes, scale = room.encode_rotated(x, rot)

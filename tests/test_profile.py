@@ -42,11 +42,6 @@ def there_and_back(room: ModuleType, x: torch.Tensor, size: int) -> Any:
     )
 
 
-@pytest.fixture
-def place(device: Device) -> torch.device:
-    return torch.device("opencl", device.info.index)
-
-
 @pytest.mark.parametrize("arrange", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_every_layout_is_its_contiguous_copy(device: Device, place: torch.device, arrange: Callable[..., Any]) -> None:
     x = arrange(torch.randn(6, 20))

@@ -25,25 +25,10 @@ from memtrain_cl.operand import Operand
 from memtrain_cl.ops.stochastic import launch_quantize
 from memtrain_cl.ops.stochastic_plan import Columns, Rows, Style
 from memtrain_cl.torch_device.fallback import strict
+from tests.operands import same
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "counter.json").read_text())
 FLOATING = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@pytest.fixture
-def place(device: Device) -> torch.device:
-    return torch.device("opencl", device.info.index)
-
-
-def same(got: Any, want: Any) -> bool:
-    """Equal bytes of tensors or tuples of them; a NaN equals every other."""
-    if isinstance(got, tuple):
-        return all(same(a, b) for a, b in zip(got, want, strict=True))
-    got, want = got.cpu(), want.cpu()
-    assert (got.dtype, got.shape) == (want.dtype, want.shape)
-    if got.is_floating_point():
-        return torch.equal(got.nan_to_num(1.5), want.nan_to_num(1.5)) and torch.equal(got.isnan(), want.isnan())
-    return torch.equal(got, want)
 
 
 #: Each operation on x [rows, columns], by room.

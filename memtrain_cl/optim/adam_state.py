@@ -16,7 +16,7 @@ import torch
 
 from memtrain_cl.adam_rule import MOMENT_CODES, AdamTensor
 from memtrain_cl.code_maps import zero_code
-from memtrain_cl.optim.base import placed
+from memtrain_cl.optim.base import checked_numbers, copied_tensors, placed
 
 State = dict[str, Any]
 NUMBERS = ("step", "code", "block_size", "seed")
@@ -78,12 +78,7 @@ def loaded_state(
 
     codes: those that it may have.   block_sizes: of each.
     """
-    if not isinstance(saved, Mapping):
-        raise ValueError(f"expected the state of {where} as a mapping, got {type(saved).__name__}")
-    for name in NUMBERS:
-        value = saved.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"expected {name!r} in the state of {where} as an integer >= 0, got {value!r}")
+    numbers = checked_numbers(where, saved, NUMBERS)
     known = [MOMENT_CODES.index(code) for code in codes]
     if saved["code"] not in known:
         named = MOMENT_CODES[saved["code"]] if saved["code"] < len(MOMENT_CODES) else saved["code"]
@@ -92,14 +87,7 @@ def loaded_state(
     if saved["block_size"] != block_sizes[code]:
         raise ValueError(f"expected blocks of {block_sizes[code]} in the state of {where}, got {saved['block_size']}")
     expected = layout(code, tuple(param.shape), saved["block_size"])
-    for name, (dtype, shape) in expected.items():
-        tensor = saved.get(name)
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype != dtype or tuple(tensor.shape) != shape:
-            got = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else repr(tensor)
-            raise ValueError(f"expected {name!r} of {where} as {dtype} {list(shape)}, got {got}")
-    plain = torch.contiguous_format
-    tensors = {name: placed(saved[name].detach().to(param.device, copy=True, memory_format=plain)) for name in expected}
-    return {**{name: int(saved[name]) for name in NUMBERS}, **tensors}
+    return {**numbers, **copied_tensors(where, param, saved, expected)}
 
 
 def root(v: torch.Tensor) -> torch.Tensor:

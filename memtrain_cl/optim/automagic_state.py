@@ -17,7 +17,7 @@ import torch
 
 from memtrain_cl.automagic_rule import AutomagicStep, AutomagicTensor, sign_planes
 from memtrain_cl.formats import row_length, row_rotation
-from memtrain_cl.optim.base import placed
+from memtrain_cl.optim.base import checked_numbers, copied_tensors, placed
 
 State = dict[str, Any]
 NUMBERS = ("step", "history", "entered", "rot", "seed")
@@ -75,12 +75,7 @@ def loaded_state(where: str, param: torch.Tensor, saved: Any, history: int) -> t
 
     Signs of another history start afresh. ValueError that names what is wrong.
     """
-    if not isinstance(saved, Mapping):
-        raise ValueError(f"expected the state of {where} as a mapping, got {type(saved).__name__}")
-    for name in NUMBERS:
-        value = saved.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"expected {name!r} in the state of {where} as an integer >= 0, got {value!r}")
+    numbers = checked_numbers(where, saved, NUMBERS)
     shape = tuple(param.shape)
     if saved["rot"] != rotation_of(shape):
         raise ValueError(f"expected rows of {where} rotated by {rotation_of(shape)}, got {saved['rot']}")
@@ -88,14 +83,7 @@ def loaded_state(where: str, param: torch.Tensor, saved: Any, history: int) -> t
     if not isinstance(lr, torch.Tensor) or lr.numel() != 1 or not 0.0 <= float(lr) < float("inf"):
         raise ValueError(f"expected 'lr' of {where} as a tensor of one finite number >= 0, got {lr!r}")
     expected = layout(shape, max(saved["history"], 1))
-    for name, (dtype, size) in expected.items():
-        tensor = saved.get(name)
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype != dtype or tuple(tensor.shape) != size:
-            got = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else repr(tensor)
-            raise ValueError(f"expected {name!r} of {where} as {dtype} {list(size)}, got {got}")
-    plain = torch.contiguous_format
-    tensors = {name: placed(saved[name].detach().to(param.device, copy=True, memory_format=plain)) for name in expected}
-    state: State = {**{name: int(saved[name]) for name in NUMBERS}, **tensors}
+    state: State = {**numbers, **copied_tensors(where, param, saved, expected)}
     if state["history"] != history:
         fresh = new_state(param, history, state["seed"])
         state.update({name: fresh[name] for name in ("history", "entered", "signs")})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, overload
 
@@ -192,6 +192,35 @@ def placed(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cuda" and tensor.numel() and partner(tensor.device) is not None:
         share(tensor)
     return tensor
+
+
+def checked_numbers(where: str, saved: Any, names: Sequence[str]) -> dict[str, int]:
+    """The plain numbers of a saved state; ValueError that names what is wrong."""
+    if not isinstance(saved, Mapping):
+        raise ValueError(f"expected the state of {where} as a mapping, got {type(saved).__name__}")
+    for name in names:
+        value = saved.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"expected {name!r} in the state of {where} as an integer >= 0, got {value!r}")
+    return {name: int(saved[name]) for name in names}
+
+
+def copied_tensors(
+    where: str,
+    param: torch.Tensor,
+    saved: Mapping[str, Any],
+    expected: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+) -> dict[str, torch.Tensor]:
+    """Copies of a saved state's tensors on the parameter's device, with their own dtypes; ValueError that names what is
+    wrong. expected: dtype and shape of each.
+    """
+    for name, (dtype, shape) in expected.items():
+        tensor = saved.get(name)
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype != dtype or tuple(tensor.shape) != shape:
+            got = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else repr(tensor)
+            raise ValueError(f"expected {name!r} of {where} as {dtype} {list(shape)}, got {got}")
+    plain = torch.contiguous_format
+    return {name: placed(saved[name].detach().to(param.device, copy=True, memory_format=plain)) for name in expected}
 
 
 def require_gradient(parameter: torch.Tensor, grad: torch.Tensor) -> None:
