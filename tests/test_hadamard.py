@@ -23,7 +23,8 @@ from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.formats import row_rotation
 from memtrain_cl.ops.hadamard import launch_encode
 from memtrain_cl.torch_device.fallback import strict
-from tests.test_stochastic import LAYOUTS, same
+from tests.operands import same
+from tests.test_stochastic import LAYOUTS
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "automagic.json").read_text())
 ROTATIONS = (1, 4, 16, 64, 256)

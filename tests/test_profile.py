@@ -20,7 +20,8 @@ from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.ops.profile import Blocks
 from memtrain_cl.optim.profiles import normal_table
 from memtrain_cl.torch_device.fallback import strict
-from tests.test_stochastic import LAYOUTS, same
+from tests.operands import same
+from tests.test_stochastic import LAYOUTS
 
 HOST = torch.device("cpu")
 #: Of blocks that end on fours, and of such that do not.
