@@ -17,6 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 from memtrain_cl.device import Device
+from memtrain_cl.nn import CompactCounterLinear
 from tests.layer_cases import IN, OUT, assert_same
 from tests.nn_cases import ROOMS, Room, bytes_of, layers_of, room_of, twin
 
@@ -172,6 +173,18 @@ def test_the_first_layer_learns_from_raw_data(room: Room, way: str) -> None:
         around(each, room.tensor(4, IN)).sum().backward()
     assert layer.step == 1
     assert_same(bytes_of(layer), bytes_of(plain))
+
+
+def test_the_last_product_of_a_region_is_not_computed_again(oracle: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = nn.Sequential(oracle.make(), oracle.make(in_features=OUT))
+    products: list[nn.Module] = []
+    compute = CompactCounterLinear._product
+    monkeypatch.setattr(
+        CompactCounterLinear, "_product", lambda layer, x: (products.append(layer), compute(layer, x))[1]
+    )
+    repeated(layers, oracle.tensor(4, IN)).sum().backward()
+    assert products == [layers[0], layers[1], layers[0]]
+    assert [layer.step for layer in layers_of(layers)] == [1, 1]
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
