@@ -19,6 +19,7 @@ from bench import (
     matmul,
     model,
     profile,
+    recompute,
     sharing,
     stochastic,
 )
@@ -39,6 +40,7 @@ FAMILIES = {
     "matmul": matmul.run,
     "model": model.run,
     "profile": profile.run,
+    "recompute": recompute.run,
     "sharing": sharing.run,
     "stochastic": stochastic.run,
 }

@@ -179,9 +179,12 @@ def test_the_last_product_of_a_region_is_not_computed_again(oracle: Room, monkey
     layers = nn.Sequential(oracle.make(), oracle.make(in_features=OUT))
     products: list[nn.Module] = []
     compute = CompactCounterLinear._product
-    monkeypatch.setattr(
-        CompactCounterLinear, "_product", lambda layer, x: (products.append(layer), compute(layer, x))[1]
-    )
+
+    def noted(layer: CompactCounterLinear, x: torch.Tensor) -> torch.Tensor:
+        products.append(layer)
+        return compute(layer, x)
+
+    monkeypatch.setattr(CompactCounterLinear, "_product", noted)
     repeated(layers, oracle.tensor(4, IN)).sum().backward()
     assert products == [layers[0], layers[1], layers[0]]
     assert [layer.step for layer in layers_of(layers)] == [1, 1]
