@@ -8,8 +8,8 @@ automagic    the model trained by Automagic from rates of 1e-8, 1e-6 and 1e-2 mu
              best (acceptance_automagic.py)
 ops          torch's own samples of every operation with a kernel, as a table of this machine's platforms
 hostile      public functions must give the oracle's answer to any tensor, 2000 tensors a function (hostile.py)
-memory       recompute, few bits and reversible chains must cost no more time and hold no more bytes than is said, limits
-             be met, forecasts hold, and models that just fit train (acceptance_memory.py)
+memory       recompute, few bits and reversible chains must cost no more time and hold no more bytes than is said,
+             limits be met, forecasts hold, and models that just fit train (acceptance_memory.py)
 moments      the model trained by Adam on compressed moments must end near one with dense moments
              (acceptance_moments.py)
 statistics   what is drawn at random must be unbiased (acceptance_statistics.py)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.recompute import CONFIG, DEPTHS, reversible, settings
 from memtrain_cl.errors import OutOfMemory
-from memtrain_cl.lm.bill import REGIMES, Bill, forecast, largest, weights_of, widest_with
+from memtrain_cl.lm.bill import REGIMES, Bill, forecast, largest, weights_of, widest_with, width_step
 from memtrain_cl.lm.config import MIB, ModelConfig, TrainConfig
 from memtrain_cl.lm.data import Corpus
 from memtrain_cl.lm.measure import random_corpus
@@ -85,7 +85,8 @@ def confirm_largest() -> dict[str, Any]:
             rows[name] = {"ok": False}
             continue
         config, bill = found
-        wider = widest_with(config, round(TOO_LARGE * weights_of(config)) + weights_of(config) // 50)
+        below = widest_with(config, int(TOO_LARGE * weights_of(config)))
+        wider = replace(below, dim=below.dim + width_step(config.heads), hidden=0)
         fits, overflows = _trains(config, kept, corpus), not _trains(wider, kept, corpus)
         rows[name] = {
             "width": config.dim,

@@ -197,14 +197,14 @@ def weights_of(config: ModelConfig) -> int:
     return config.layers * block + config.dim + 2 * config.vocab * config.dim
 
 
-def _widths(heads: int) -> int:
+def width_step(heads: int) -> int:
     """What widths are multiples of: packed rows of whole words, and pairs in each head."""
     return math.lcm(8, 2 * heads)
 
 
 def widest_with(config: ModelConfig, weights: int) -> ModelConfig:
     """The widest model of config's depth and heads with at most so many weights; ValueError where none is so small."""
-    step, width = _widths(config.heads), 0
+    step, width = width_step(config.heads), 0
     while weights_of(replace(config, dim=(width + 1) * step, hidden=0)) <= weights:
         width += 1
     if not width:
@@ -221,7 +221,7 @@ def largest(
 
     Widths are multiples of 8 and of twice the number of heads. The feed-forward width follows.
     """
-    step = _widths(config.heads)
+    step = width_step(config.heads)
     found: dict[int, tuple[ModelConfig, Bill]] = {}
 
     def peak(width: int) -> int:
