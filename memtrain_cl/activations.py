@@ -201,7 +201,8 @@ class saved_activations:
     gradients keep their mean, and smooth functions (gelu, softmax, norms, attention ...), whose gradients nearly do.
     They become codes of `bits` (2..15) bits and a bfloat16 scale a row: 4 + 16/row_len bits an element at 4 bits. A
     ReLU keeps the signs of its result in 4 bits. Everything else is left as it is: what other functions save (a
-    quotient's divisor, the log-probabilities of a cross entropy; custom functions and compiled graphs are such, too),
+    quotient's divisor, the log-probabilities of a cross entropy; compiled graphs are such, too, and custom functions
+    without an attribute `saved_may_be_rounded = True`),
     parameters, their views and casts, leaves that require grad, integers, float64, expanded and small tensors. A tensor
     that is saved twice is stored once, unless it was changed in place between (a write through `.data` is not seen, as
     autograd does not see it). Tensors come back in their dtype and shape.
