@@ -20,7 +20,7 @@ from memtrain_cl import reference
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device, use_device
 from memtrain_cl.nn import PackedRMSCounterLinear
-from memtrain_cl.optim import CompressedAdam, adam_state
+from memtrain_cl.optim import CompressedAdam, adam_state, base
 from memtrain_cl.sharing import cuda, share
 from tests.layer_cases import assert_same
 from tests.sharing_cases import Ground, real, stand_in
@@ -180,7 +180,8 @@ def test_moments_in_codes_are_made_in_shared_memory(
 ) -> None:
     """CompressedAdam's state is shared when it is made and when it is loaded, and its steps are the oracle's."""
     if pooled.place.type == "cpu":
-        monkeypatch.setattr(adam_state, "placed", share)  # what it is for CUDA
+        for room in (adam_state, base):
+            monkeypatch.setattr(room, "placed", share)  # what it is for CUDA
     options: dict[str, Any] = {"lr": 0.1, "compression_method": method}
     net, oracle = share(nn.Linear(40, 30).to(pooled.place)), nn.Linear(40, 30)
     oracle.load_state_dict(net.state_dict())
