@@ -35,6 +35,7 @@ from memtrain_cl.errors import NotFinite
 from memtrain_cl.formats import check_bits, stream_seed
 from memtrain_cl.fp8 import fp8_cast_with_guard
 from memtrain_cl.homes import operand_of
+from memtrain_cl.ops.launch import require_seed
 
 #: Tensors of fewer elements are left as they are, and those with rows of fewer, whose scales would cost too much.
 MIN_NUMEL = 4096
@@ -245,8 +246,7 @@ class saved_activations:
 
     def reseed(self, seed: int) -> None:
         """Let the streams begin anew from a seed, as for a run that is resumed at a step."""
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
-            raise ValueError(f"expected a seed in 0..2^32-1, got {seed!r}")
+        require_seed("a seed", seed)
         self.seed = seed
         self._count = itertools.count(1)
 

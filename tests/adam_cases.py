@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from memtrain_cl import reference
 from memtrain_cl.device import Device
+from memtrain_cl.export.optimizer import read_optimizer, save_optimizer
 from memtrain_cl.optim import CompressedAdam
 from tests.nn_cases import Room, room_of
 
@@ -23,6 +25,16 @@ METHODS: dict[str, dict[str, Any]] = {
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: A matrix of several ragged blocks, a vector within a block, a single number, an empty one.
 SHAPES: tuple[tuple[int, ...], ...] = ((7, 30), (5,), (), (0, 3))
+
+
+def through_torch(optimizer: torch.optim.Optimizer, path: Path) -> Any:
+    torch.save(optimizer.state_dict(), path)
+    return torch.load(path, weights_only=True)
+
+
+def through_safetensors(optimizer: torch.optim.Optimizer, path: Path) -> Any:
+    save_optimizer(optimizer, path)
+    return read_optimizer(path)
 
 
 def values(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -14,22 +14,11 @@ import torch
 
 from memtrain_cl import reference
 from memtrain_cl.device import Device
-from memtrain_cl.export.optimizer import read_optimizer, save_optimizer
 from memtrain_cl.optim import Automagic
-from tests.adam_cases import advance, give, rooms, same_bits, values
+from tests.adam_cases import advance, give, rooms, same_bits, through_safetensors, through_torch, values
 from tests.automagic_cases import loss_of, model_of, oracle, parameters
 
 LR = 1e-3
-
-
-def through_torch(optimizer: torch.optim.Optimizer, path: Path) -> Any:
-    torch.save(optimizer.state_dict(), path)
-    return torch.load(path, weights_only=True)
-
-
-def through_safetensors(optimizer: torch.optim.Optimizer, path: Path) -> Any:
-    save_optimizer(optimizer, path)
-    return read_optimizer(path)
 
 
 @pytest.mark.parametrize("save", [through_torch, through_safetensors])

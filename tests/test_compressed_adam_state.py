@@ -14,9 +14,21 @@ import torch
 from memtrain_cl import reference
 from memtrain_cl.device import Device
 from memtrain_cl.errors import CorruptFile
-from memtrain_cl.export.optimizer import load_optimizer, read_optimizer, save_optimizer
+from memtrain_cl.export.optimizer import load_optimizer, save_optimizer
 from memtrain_cl.optim import CompressedAdam
-from tests.adam_cases import DTYPES, METHODS, advance, give, oracle, parameters, rooms, same_bits, values
+from tests.adam_cases import (
+    DTYPES,
+    METHODS,
+    advance,
+    give,
+    oracle,
+    parameters,
+    rooms,
+    same_bits,
+    through_safetensors,
+    through_torch,
+    values,
+)
 
 #: Everything that has a stream, a schedule or a choice of its own.
 RUNS: dict[str, dict[str, Any]] = {
@@ -26,16 +38,6 @@ RUNS: dict[str, dict[str, Any]] = {
 #: Those that are tried in every place.
 DEVICES = ("int8", "auto")
 Save = Callable[[torch.optim.Optimizer, Path], Any]
-
-
-def through_torch(optimizer: torch.optim.Optimizer, path: Path) -> Any:
-    torch.save(optimizer.state_dict(), path)
-    return torch.load(path, weights_only=True)
-
-
-def through_safetensors(optimizer: torch.optim.Optimizer, path: Path) -> Any:
-    save_optimizer(optimizer, path)
-    return read_optimizer(path)
 
 
 @pytest.mark.parametrize("method", list(RUNS))

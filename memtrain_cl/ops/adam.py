@@ -20,9 +20,9 @@ from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops.blocks import BlockShape, block_shape, maps_of
+from memtrain_cl.ops.blocks import BlockShape, block_shape, map_of
 from memtrain_cl.ops.elementwise import Formula, launch
-from memtrain_cl.ops.launch import ready_device, require_dtype, require_tensor, require_together
+from memtrain_cl.ops.launch import ready_device, require_dtype, require_seed, require_tensor, require_together
 from memtrain_cl.ops.stochastic import FLOATING_DTYPES, name_of
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import ceil_div
@@ -167,7 +167,7 @@ def _launch(
             rule.bound,
         )
         arguments += [np.int32(rule.step), *(np.float32(value) for value in reals)]
-        arguments += [maps_of(device)] if coding == "dynamic" else [] if tables is None else list(tables)
+        arguments += [map_of(device, True, False)] if coding == "dynamic" else [] if tables is None else list(tables)
     return kernel(shape.global_size, shape.local_size, *arguments)
 
 
@@ -202,9 +202,7 @@ def _require(tensor: Any, rule: AdamStep) -> None:
         if scale is not None:
             require_tensor(name, scale, torch.float32, (blocks, 2) if rule.code == "profile" else (blocks,))
     require_tensor("skipped", tensor.skipped, torch.int32, (2,))
-    seed = tensor.seed
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
-        raise ValueError(f"expected a seed in 0..2^32-1, got {seed!r}")
+    require_seed("a seed", tensor.seed)
     require_together(
         param=tensor.param,
         grad=tensor.grad,

@@ -25,7 +25,14 @@ from memtrain_cl.formats import row_length, row_rotation, step_seed
 from memtrain_cl.homes import pooled
 from memtrain_cl.operand import Operand
 from memtrain_cl.ops.elementwise import Formula, launch
-from memtrain_cl.ops.launch import SIZE_LIMIT, ready_device, require_dtype, require_tensor, require_together
+from memtrain_cl.ops.launch import (
+    SIZE_LIMIT,
+    ready_device,
+    require_dtype,
+    require_seed,
+    require_tensor,
+    require_together,
+)
 from memtrain_cl.ops.stochastic import FLOATING_DTYPES, name_of
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, flat_shape, groups_share_rows
@@ -265,8 +272,7 @@ def add_rounded_(total: torch.Tensor, grad: torch.Tensor, seed: int) -> None:
     require_dtype("grad", grad, total.dtype, torch.float32)
     require_tensor("grad", grad, grad.dtype, tuple(total.shape))
     require_together(total=total, grad=grad)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
-        raise ValueError(f"expected a seed in 0..2^32-1, got {seed!r}")
+    require_seed("a seed", seed)
     n = total.numel()
     if n == 0:
         return

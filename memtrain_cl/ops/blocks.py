@@ -77,20 +77,12 @@ def block_shape(
     )
 
 
-def map_of(device: Device, *, signed: bool) -> DeviceArray:
-    """The signed or the unsigned dynamic map and its midpoints, float32 [512], on the device."""
-    name = f"dynamic map, {'signed' if signed else 'unsigned'}"
+def map_of(device: Device, *signed: bool) -> DeviceArray:
+    """The signed (True) or unsigned dynamic map and its midpoints, float32 [512], on the device; several end to end."""
+    name = f"dynamic map, signed {signed}"
     if name not in device.kept:
-        device.kept[name] = from_numpy(device, _chart(signed))
+        device.kept[name] = from_numpy(device, np.concatenate([_chart(each) for each in signed]))
     found: DeviceArray = device.kept[name]
-    return found
-
-
-def maps_of(device: Device) -> DeviceArray:
-    """Both maps, the signed one first, float32 [1024]."""
-    if "dynamic maps" not in device.kept:
-        device.kept["dynamic maps"] = from_numpy(device, np.concatenate([_chart(True), _chart(False)]))
-    found: DeviceArray = device.kept["dynamic maps"]
     return found
 
 

@@ -16,7 +16,7 @@ from memtrain_cl.bridge import Crossing
 from memtrain_cl.code_maps import CODES
 from memtrain_cl.device import Device
 from memtrain_cl.ops.blocks import block_shape, map_of
-from memtrain_cl.ops.launch import ready_device, require_dtype, require_tensor, require_together
+from memtrain_cl.ops.launch import ready_device, require_dtype, require_seed, require_tensor, require_together
 from memtrain_cl.ops.stochastic import FLOATING_DTYPES, name_of
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import ceil_div
@@ -66,7 +66,7 @@ class Blocks:
             **{**shape.constants, "HELD": held},
             **constants,
         )
-        chart = (map_of(device, signed=self.signed),) if dynamic else ()
+        chart = (map_of(device, self.signed),) if dynamic else ()
         sizes = (np.uint64(n), np.uint32(size), np.uint64(self.count(n)), np.uint32(shape.per))
         return kernel(shape.global_size, shape.local_size, *arrays, *chart, *sizes, *rest)
 
@@ -115,8 +115,8 @@ def quantize_blockwise(
     """
     blocks = Blocks(block_size, code, signed)
     require_dtype("x", x, *FLOATING_DTYPES)
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32):
-        raise ValueError(f"expected a seed in 0..2^32-1, got {seed!r}")
+    if seed is not None:
+        require_seed("a seed", seed)
     if x.numel() == 0:
         return (
             torch.empty(x.shape, dtype=blocks.dtype, device=x.device),

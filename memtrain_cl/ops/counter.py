@@ -16,7 +16,7 @@ from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.formats import CounterRule, check_c, state_row_bytes
 from memtrain_cl.ops.cache import cache_element, require_cache
-from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
+from memtrain_cl.ops.launch import ready_device, require_layer, require_seed, require_tensor, require_together
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import RowShape, from_io_shape, row_shape
 
@@ -241,8 +241,7 @@ def require_update(
     if cache is not None:
         require_cache(cache, out, n)
     require_together(state=state, v=v, totals=totals, s_base=s_base, clock=clock, cache=cache)
-    if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
-        raise ValueError(f"expected a step's seed in 0..2^32-1, got {seed!r}")
+    require_seed("a step's seed", seed)
     return out
 
 

@@ -59,6 +59,12 @@ def require_together(**tensors: torch.Tensor | None) -> None:
             place = tensor.device
 
 
+def require_seed(name: str, seed: Any) -> None:
+    """ValueError unless `seed` is an integer of 32 bits."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
+        raise ValueError(f"expected {name} in 0..2^32-1, got {seed!r}")
+
+
 def require_layer(state: torch.Tensor, scale: torch.Tensor, in_features: int, *, packed: bool) -> tuple[int, int]:
     """(out, in) of a counter layer's state and scale; the errors of `require_tensor`."""
     require_tensor("state", state, torch.uint8, (None, state_row_bytes(in_features, packed=packed)))

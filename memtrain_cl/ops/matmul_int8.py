@@ -20,7 +20,7 @@ from memtrain_cl.homes import pooled
 from memtrain_cl.inline_vnni import note_inline_vnni
 from memtrain_cl.operand import Operand
 from memtrain_cl.ops.cache import require_cache
-from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
+from memtrain_cl.ops.launch import ready_device, require_layer, require_seed, require_tensor, require_together
 from memtrain_cl.ops.stochastic import launch_quantize
 from memtrain_cl.ops.ternary import launch_ternary
 from memtrain_cl.program import Kernel, get_kernel
@@ -236,12 +236,6 @@ def int8_product(
             out,
         )
     return result
-
-
-def require_seed(name: str, seed: Any) -> None:
-    """ValueError unless `seed` is one of 32 bits."""
-    if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
-        raise ValueError(f"expected {name} in 0..2^32-1, got {seed!r}")
 
 
 def counter_forward_int8(

@@ -18,7 +18,7 @@ from memtrain_cl.faults import faults_of
 from memtrain_cl.formats import check_bits, code_levels
 from memtrain_cl.homes import pooled
 from memtrain_cl.operand import Operand, contiguous_strides
-from memtrain_cl.ops.launch import ready_device, require_dtype, require_tensor, require_together
+from memtrain_cl.ops.launch import ready_device, require_dtype, require_seed, require_tensor, require_together
 from memtrain_cl.ops.rows import FLOATING, aligned_rows
 from memtrain_cl.ops.stochastic_plan import Columns, Rows, Style, launch_scale, render_kernel
 from memtrain_cl.tuning import ceil_div, flat_shape, groups_share_rows
@@ -144,8 +144,8 @@ def operand_from(array: DeviceArray, tensor: torch.Tensor) -> Operand:
 def require_numbers(x: Any, bits: Any, seed: Any) -> int:
     """The bits as an int, once x, bits and seed (None: not given) are such as can be quantised."""
     require_dtype("x", x, *FLOATING_DTYPES)
-    if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 1 << 32):
-        raise ValueError(f"expected a seed in 0..2^32-1, got {seed!r}")
+    if seed is not None:
+        require_seed("a seed", seed)
     return check_bits(bits)
 
 

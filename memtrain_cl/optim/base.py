@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -20,7 +21,7 @@ FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 Place = tuple[int, int, torch.Tensor]
 
 
-class BackwardOptimizer(torch.optim.Optimizer):
+class BackwardOptimizer(torch.optim.Optimizer, abc.ABC):
     """An optimizer whose steps are taken by `_update`, in backward if asked for.
 
     Subclasses call `_prepare` before and `_attach` after torch's constructor, and define `_update`, `_load` and, if
@@ -49,16 +50,16 @@ class BackwardOptimizer(torch.optim.Optimizer):
             raise ValueError(f"expected accumulate and max_grad_norm with {self.fused_option}=True alone")
         return (accumulate, max_grad_norm) if fused else None
 
+    @abc.abstractmethod
     def _update(self, places: Iterable[Place]) -> None:
         """Step parameters that have gradients. All are looked at before the first is changed."""
-        raise NotImplementedError
 
     def _conclude(self) -> None:
         """What `step()` does once parameters have been stepped."""
 
+    @abc.abstractmethod
     def _load(self, content: dict[str, Any]) -> None:
         """Take over a state_dict; ValueError, and nothing changed, for one that does not fit."""
-        raise NotImplementedError
 
     # ---- parameters ----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ error. An object of somebody else's says so with a ValueError.
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
 from dataclasses import dataclass, replace
@@ -63,11 +64,12 @@ def order_statistics(ordered: Values, count: int = SAMPLE) -> Values:
     return ordered[((np.arange(count) + 0.5) * (len(ordered) / count)).astype(np.int64)]
 
 
-class _Family:
+class _Family(abc.ABC):
     """cdf and quantile by way of scipy's distribution."""
 
+    @abc.abstractmethod
     def _distribution(self) -> Any:
-        raise NotImplementedError
+        """scipy's frozen distribution."""
 
     def cdf(self, values: Values) -> Values:
         """The share of the distribution at or below each value."""
