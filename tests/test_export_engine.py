@@ -16,8 +16,9 @@ import pytest
 from safetensors import safe_open
 
 import memtrain_cl
+from memtrain_cl.errors import CorruptFile
 from memtrain_cl.export.container import DTYPES, RawTensor, Tensor
-from memtrain_cl.export.packed import read_engine, write_engine
+from memtrain_cl.export.packed import EngineReader, read_engine, write_engine
 from memtrain_cl.formats import LayerState
 from tests.export_cases import assert_same_layer, assert_same_tensor, golden_layer, random_layer, small_model
 
@@ -204,6 +205,58 @@ def test_memory_stays_near_one_copy(tmp_path: Path) -> None:
     assert engine.layers["l"].state.nbytes == layer.state.nbytes
     assert written < size / 3
     assert read < 1.4 * size
+
+
+def test_a_mapped_file_is_read_where_it_lies(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    layer, ordinary = random_layer(0, 2048, 4096, 11), np.arange(1 << 20, dtype=np.float32)
+    write_engine(path, {"l": layer}, {"t": ordinary, "empty": np.zeros(0)}, {})
+    content = path.read_bytes()
+    tracemalloc.start()
+    try:
+        engine = read_engine(path, mapped=True)
+        # The codes are looked at in pieces; no tensor has memory of its own.
+        assert tracemalloc.get_traced_memory()[1] < 3_000_000
+    finally:
+        tracemalloc.stop()
+    assert_same_layer(engine.layers["l"], layer)
+    assert_same_tensor(engine.tensors["t"], ordinary)
+    assert engine.tensors["empty"].shape == (0,)
+    engine.layers["l"].state[:] = 0  # private to this process
+    write_engine(path, {}, {}, {})
+    assert_same_tensor(engine.tensors["t"], ordinary)  # the file that was replaced is still there for its readers
+    assert content != path.read_bytes()
+
+
+def test_a_mapped_file_of_odd_offsets_is_aligned_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    write_engine(path, {}, {"a": np.arange(3, dtype=np.uint8), "b": np.arange(2, dtype=np.float32)}, {})
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert header["b"]["data_offsets"] == [0, 8]
+    header["a"]["data_offsets"], header["b"]["data_offsets"] = [0, 3], [3, 11]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[-3:] + data[8 + length : -3])
+    read = read_engine(path, mapped=True).tensors["b"]
+    assert isinstance(read, np.ndarray)
+    assert read.flags.aligned
+    assert read.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_sums_are_compared_unless_told_otherwise(tmp_path: Path, mapped: bool) -> None:
+    path = tmp_path / "m.safetensors"
+    write_engine(path, {"l": golden_layer()}, {}, {})
+    data = bytearray(path.read_bytes())
+    at = data.index(golden_layer().state.tobytes())
+    data[at] = 63  # no code of C = 11
+    path.write_bytes(data)
+    with EngineReader(path, mapped=mapped) as reader, pytest.raises(CorruptFile, match="sha256"):
+        reader.layer("l")
+    with EngineReader(path, mapped=mapped, checked=False) as reader:
+        assert reader.layer("l").state[0, 0] == 63
 
 
 def test_needs_neither_torch_nor_opencl(tmp_path: Path) -> None:

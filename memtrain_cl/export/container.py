@@ -7,6 +7,7 @@ because it has to name the fault it finds.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -133,14 +134,20 @@ class Container:
     """An opened safetensors file whose header has been checked: ``entries`` by name in file order, and ``metadata``.
 
     Every size is compared with the file's length, tensors lie back to back and fill the file. CorruptFile otherwise.
+
+    mapped: tensors are views of the file, whose pages are read when they are touched; what is written into such an
+    array stays in this process. The arrays outlive the container, and a file that is replaced meanwhile (as every
+    writer here does it). One that another program shortens in place ends this process by SIGBUS.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, mapped: bool = False) -> None:
         self.path = path
         self._file: BufferedReader
         self._file, self.size = open_regular(path)
         try:
             self.entries, self.metadata = self._read_header()
+            # A private copy of what is written to: PyTorch takes no array that is read-only.
+            self._map = mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_COPY) if mapped else None
         except BaseException:
             self._file.close()
             raise
@@ -152,11 +159,14 @@ class Container:
         self.close()
 
     def close(self) -> None:
+        self._map = None  # unmapped with the last array over it
         self._file.close()
 
     def bytes_of(self, name: str) -> np.ndarray:
-        """A tensor's bytes in memory of their own, uint8 [bytes]."""
+        """A tensor's bytes, uint8 [bytes]: a view of a mapped file where it is aligned, else memory of their own."""
         entry = self.entries[name]
+        if self._map is not None and entry.nbytes and entry.start % DTYPES[entry.code][1] == 0:
+            return np.frombuffer(self._map, np.uint8, entry.nbytes, entry.start)
         self._file.seek(entry.start)
         return read_array(self._file, entry.nbytes, self.path, f"tensor {name}")
 
