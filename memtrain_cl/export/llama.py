@@ -80,7 +80,7 @@ def llama_shape(model: Mapping[str, Any]) -> LlamaShape:
         )
     values: dict[str, Any] = {}
     for field in fields(LlamaShape):
-        value = model.get(field.name)
+        value: Any = model.get(field.name)
         if field.type == "int":
             if type(value) is not int or not 1 <= value < _LIMIT:
                 raise ValueError(f"expected the model's {field.name} in 1..{_LIMIT - 1}, got {shorten(value)}")
