@@ -17,8 +17,8 @@ from bench.harness import Bench, Row, host_time
 from bench.peers import cuda_time
 from memtrain_cl.array import from_numpy
 from memtrain_cl.device import Device
+from memtrain_cl.launchers.attention import attention, attention_backward
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.ops.attention import attention, attention_backward
 
 
 def _operand(device: Device, tensor: torch.Tensor) -> Operand:

@@ -13,9 +13,9 @@ from bench.harness import Bench, Row, host_time
 from bench.peers import cuda_time
 from memtrain_cl.array import DeviceArray, empty, from_numpy
 from memtrain_cl.elements import ELEMENTS
+from memtrain_cl.launchers.decoded import launch_forward, launch_grad_input, launch_grad_weight
+from memtrain_cl.launchers.matmul import matmul
 from memtrain_cl.operand import Operand, contiguous_strides, empty_operand
-from memtrain_cl.ops.matmul import matmul
-from memtrain_cl.ops.matmul_counter import launch_forward, launch_grad_input, launch_grad_weight
 from memtrain_cl.reference import decode_dense
 
 

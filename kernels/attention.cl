@@ -17,7 +17,7 @@
 // scores are kept times log2(e), and scale2 = scale * log2(e). sizes: (T, S, D, V, H, share, causal, 0).
 //
 // A block of rows stays (queries forward and for grad_q, keys for grad_k and grad_v) and the blocks of the other side
-// pass by: blocks that stay share nothing, so every sum has one order. Launched by memtrain_cl/ops/attention.py.
+// pass by: blocks that stay share nothing, so every sum has one order. Launched by memtrain_cl/launchers/attention.py.
 // Constants: KERNEL (which one is rendered), GPU, TYPE, MASK (an element type, or ""), DROPOUT. Of the GPU shape: SLICE
 // (columns of the result that a group makes), DEPTH (columns or rows in local memory), ALIGNED (rows begin on four
 // elements). Of the CPU shape: HEAD (elements of a private row), ROWS (of the side that passes, at a time), WIDE (the

@@ -13,7 +13,7 @@
 //   backward         grad_x = rstd * (weight * grad_y - plain - xhat * products)
 //
 // Where the statistics were running ones, grad_x = rstd * weight * grad_y: the coefficients are zero. Launched by
-// memtrain_cl/ops/channel_norm.py. Constants: NAME (the one kernel to render), GPU or not, X (elements of x and y), W and B (elements of weight and
+// memtrain_cl/launchers/channel_norm.py. Constants: NAME (the one kernel to render), GPU or not, X (elements of x and y), W and B (elements of weight and
 // bias, "" without), R (elements of running statistics, "" without), and those of _rows.cl. A row is one plane, except
 // in moments and backward_sums: `segments` stretches of n elements.
 <%

@@ -4,7 +4,7 @@
 //   first [n] and second [n] = the first n and the next of `columns` sums over parts [count, width], `columns` <= 2n
 //
 // GPU: a work-group of 16 x 16 takes 16 columns; item y of a column adds rows y, y + 16, ..., then the sixteen are
-// added. CPU: a work-item takes eight columns. Launched by memtrain_cl/ops/norm.py. Constants: GPU or not, TARGET
+// added. CPU: a work-item takes eight columns. Launched by memtrain_cl/launchers/norm.py. Constants: GPU or not, TARGET
 // (elements of the sums), and those of _rows.cl.
 <%
 TYPES = ("float32",)

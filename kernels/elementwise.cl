@@ -1,4 +1,4 @@
-// Elementwise: OUTPUTS = BODY(INPUTS), any number of each, strided and broadcast. Launched by memtrain_cl/ops/elementwise.py.
+// Elementwise: OUTPUTS = BODY(INPUTS), any number of each, strided and broadcast. Launched by memtrain_cl/launchers/elementwise.py.
 //
 //   INPUTS, OUTPUTS  element types.   CASTS  the C type in which BODY sees each input, x0, x1 ...
 //   SCALARS          the C types of the scalars s0, s1 ...   BODY  statements that set y0, y1 ..., of the C types RESULTS;

@@ -5,7 +5,7 @@
 // a buffer is touched. faults int64 [3]: kind (0 while nothing happened), the value, the size it broke.
 // One template, two shapes: GPU = 1 gives a work-item an element; GPU = 0 a work-item a block of rows.
 //
-// Launched by memtrain_cl/ops/index.py, index_plan.py and index_mask.py.
+// Launched by memtrain_cl/launchers/index.py, index_plan.py and index_mask.py.
 // Constants: PART (move, sum, walk, plan, radix, mask, search: the kernels that are built), GPU, INDEX (int64 or int32), UNIT
 // (bytes moved at once by move), T (element type of what is computed), REDUCE (of walk: copy, add, multiply, amax, amin),
 // WG_SIZE (items of a group in plan, radix and mask, a power of two), PER (elements an item counts in a chunk of mask).

@@ -5,7 +5,7 @@
 //   backward     grad_x = -weight[t] * grad_y (/ total for the mean) at t, 0 elsewhere
 //
 // A target that is neither `ignore` nor a class reads nothing, counts nothing and reports a fault. Launched by
-// memtrain_cl/ops/loss.py. Constants: GPU or not, GROUP (work-items that add together), X (elements of x), W (elements
+// memtrain_cl/launchers/loss.py. Constants: GPU or not, GROUP (work-items that add together), X (elements of x), W (elements
 // of weight, "" for weights of 1).
 #include "_types.cl"
 #include "_faults.cl"

@@ -17,7 +17,7 @@
 //
 // GATE: the kernels do nothing while gate[2], whether a layer's clock fires, is 0.
 //
-// No dense weight exists beside a counter layer: a tile of it at most, in local memory. Launched by memtrain_cl/ops/matmul.py.
+// No dense weight exists beside a counter layer: a tile of it at most, in local memory. Launched by memtrain_cl/launchers/matmul.py.
 // Constants: GPU (work-groups with tiles of both operands in local memory) or not (a work-item with a register tile beside
 // panels); LEFT, RIGHT, the three element types, C, PACKED, ALIGNED (rows of a and dense b begin on four whole elements), EPILOGUE, GATE,
 // and the shape's own, below.

@@ -8,7 +8,7 @@
 // result of its own, and sum_parts sums them in their order. x and out have no gaps. Sums are float32.
 //
 // rows, GPU: a group of 256 items takes 256 / LANES rows, LANES items each. columns, GPU: a group of 32 by 8 items takes 32 columns.
-// CPU: a work-item takes m_per rows, or as many columns with their sums in local memory. Launched by memtrain_cl/ops/matmul.py.
+// CPU: a work-item takes m_per rows, or as many columns with their sums in local memory. Launched by memtrain_cl/launchers/matmul.py.
 // Constants: GPU, MATRIX, IN_TYPE, OUT_TYPE, EPILOGUE, LANES (1 on CPUs), GATE (as in kernels/matmul.cl).
 <% HELD = 1024 %>
 #include "_types.cl"

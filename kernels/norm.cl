@@ -8,7 +8,7 @@
 //
 // The sums over rows go through parts [parts, 2 (RMS: 1), n] float32: a part is what one work-item of a CPU, or the
 // work-items that share a row on a GPU, added up over all its rows. column_sums.cl adds the parts in their order, so
-// that a result repeats bit for bit. Launched by memtrain_cl/ops/norm.py. Constants: NAME (the one kernel to render), GPU or not, RMS, X (elements of x
+// that a result repeats bit for bit. Launched by memtrain_cl/launchers/norm.py. Constants: NAME (the one kernel to render), GPU or not, RMS, X (elements of x
 // and y), W and B (elements of weight and bias, "" without), PARTS (whether the backward sums over rows), and those of
 // _rows.cl. HELD: vectors of a row that a work-item of the GPU shape keeps in registers; 0 where rows are longer and
 // are read again for each pass.

@@ -3,7 +3,7 @@
 // one operation.
 //
 // A work-item owns WIDE consecutive elements of a contiguous tensor, and computes them as a vector.
-// Launched by memtrain_cl/ops/random.py, whose tests hold the same arithmetic in NumPy.
+// Launched by memtrain_cl/launchers/random.py, whose tests hold the same arithmetic in NumPy.
 // Constants: PART (fill, mask, draw: the kernels that are built), WIDE (8 or 4), T (element type), P (type of probabilities),
 // WG_SIZE (items of a group that draws one category together, a power of two; 1 on a CPU).
 #pragma OPENCL FP_CONTRACT OFF

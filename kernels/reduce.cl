@@ -9,7 +9,7 @@
 //
 // Constants: GPU (a work-group of WG_SIZE items shares rows or columns through local memory) or not (a work-item walks rows, or
 // panels of neighbouring columns, in vectors of eight); OP, below; IN and OUT, element types; FIELDS, how many numbers an Acc
-// holds (the launcher sizes `partials` by it). Launched by memtrain_cl/ops/reduce.py.
+// holds (the launcher sizes `partials` by it). Launched by memtrain_cl/launchers/reduce.py.
 //
 //   sum, prod, nansum    in OUT's compute type; a floating sum is divided by `divisor` (a mean)
 //   amax, amin           NaN wins          aminmax          both, the largest into `second`

@@ -9,7 +9,7 @@
 // Constants: GPU (a work-group scans a part of a run, or a work-item one of a column where neighbouring results lie closer than
 // neighbours of a run; WG_SIZE items) or not (a work-item scans parts of `per` runs); OP: cumsum, cumprod in OUT's compute type,
 // cummax, cummin with the last places of the extremes in `second`, int64; IN, OUT: element types; FIELDS: numbers in an Acc.
-// Launched by memtrain_cl/ops/scan.py.
+// Launched by memtrain_cl/launchers/scan.py.
 <%
 EXTREME = OP in ("cummax", "cummin")
 T = compute(IN) if EXTREME else compute(OUT)

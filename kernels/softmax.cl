@@ -4,7 +4,7 @@
 //   LOG               y = x - max - log(sum(exp(x - max)))        backward  grad_x = grad_y - exp(y) * sum(grad_y)
 //
 // A row of -inf alone gives NaN, as torch has it, and with `safe` zeros. Operands are contiguous: [rows, n] for the row
-// kernels, [outer, n, inner] for the column kernels. Launched by memtrain_cl/ops/softmax.py. Constants: NAME (the one kernel to render), GPU or not,
+// kernels, [outer, n, inner] for the column kernels. Launched by memtrain_cl/launchers/softmax.py. Constants: NAME (the one kernel to render), GPU or not,
 // LOG, X (elements read), Y (elements read by backwards beside grad_y of type X, then written as Z), and those of
 // _rows.cl. HELD: vectors of a row that a work-item of the GPU shape keeps in registers; 0 where rows are longer and
 // are read twice.

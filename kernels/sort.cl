@@ -9,7 +9,7 @@
 // Keys order as the elements do: NaN is the greatest, -0 equals 0; `descending` turns them round, and places still ascend
 // among equals. Constants: GPU (a work-group of WG_SIZE items sorts a tile of up to TILE pairs in local memory) or not (a work-item
 // sorts a tile of 16 * 4^j pairs with a second buffer of them, or where `size` is less picks that many from a tile of any length);
-// IN, the element type, of ITEMSIZE bytes. Launched by memtrain_cl/ops/sort.py.
+// IN, the element type, of ITEMSIZE bytes. Launched by memtrain_cl/launchers/sort.py.
 <%
 WIDE = IN == "int64"
 BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}[ITEMSIZE]

@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 
 from memtrain_cl.device import DeviceInfo
 
+#: Element counts of one matrix that kernels index by 32 bits within a row, and rows by 32 bits: rows and columns stay
+#: below this.
+SIZE_LIMIT = 1 << 31
 #: Below this many items a work-group does not hide a row's latency, and the item-a-row shape is better.
 SMALLEST_GROUP = 64
 #: Items that share a row at most: with four lanes each they hold the 1024 lanes of a sum once.

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from memtrain_cl.case import Case
+from memtrain_cl.launchers import attention as attention_ops
 from memtrain_cl.operation import Operation, Tensors, numbers
-from memtrain_cl.ops import attention as attention_ops
 from memtrain_cl.verify_random import CHECKS as RANDOM
 from memtrain_cl.verify_random import STREAM
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from memtrain_cl.case import Case
+from memtrain_cl.launchers import random as random_ops
 from memtrain_cl.operation import Operation, Tensors, numbers
-from memtrain_cl.ops import random as random_ops
 
 STREAM, SECOND = 0xC0FFEE11, 0x9E3779B9
 

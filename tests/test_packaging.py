@@ -49,6 +49,7 @@ LEVELS = {
     "tuning": 2,
     "tuning_int8": 2,
     "inline_vnni": 2,
+    "launchers": 3,
     "ops": 3,
     "case": 3,
     "cases": 3,

@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
+from memtrain_cl.launchers import attention as launch
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.ops import attention as launch
 from memtrain_cl.torch_device.fallback import strict
 from tests.opdb import op_infos
 from tests.operands import like, operand_of, tensor_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memtrain_cl.device import Device
-from memtrain_cl.ops.elementwise import GROUP, Formula, launch, plan_walk
+from memtrain_cl.launchers.elementwise import GROUP, Formula, launch, plan_walk
 from memtrain_cl.torch_device.tensor import torch_device, wrap
 from tests.torch_cases import FLOATS, HARD, WHOLE, near, on, same, values
 

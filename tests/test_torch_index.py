@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_map_only
 import memtrain_cl.torch_device
 from memtrain_cl.device import Device
 from memtrain_cl.faults import raise_pending
-from memtrain_cl.ops import index as launch
-from memtrain_cl.ops.index_mask import positions
-from memtrain_cl.ops.index_plan import MOST_TURNS, SHORT_ON_GPU, make_plan
+from memtrain_cl.launchers import index as launch
+from memtrain_cl.launchers.index_mask import positions
+from memtrain_cl.launchers.index_plan import MOST_TURNS, SHORT_ON_GPU, make_plan
 from memtrain_cl.torch_device.fallback import fallbacks, reset_fallbacks, strict
 from memtrain_cl.torch_device.registry import TABLE
 from memtrain_cl.torch_device.tensor import torch_device

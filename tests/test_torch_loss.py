@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import memtrain_cl
 from memtrain_cl.device import Device
 from memtrain_cl.faults import raise_pending
+from memtrain_cl.launchers.loss import nll, nll_backward, nll_each
 from memtrain_cl.operand import empty_operand
-from memtrain_cl.ops.loss import nll, nll_backward, nll_each
 from memtrain_cl.torch_device.tensor import torch_device
 from tests.operands import like, operand_of, tensor_of
 from tests.torch_samples import check_samples, on_device

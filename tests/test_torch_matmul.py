@@ -12,9 +12,9 @@ import torch
 import memtrain_cl.torch_device
 from memtrain_cl import tuning
 from memtrain_cl.device import Device
+from memtrain_cl.launchers import matmul as room
+from memtrain_cl.launchers.matmul import matmul, matrix_layout
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.ops import matmul as room
-from memtrain_cl.ops.matmul import matmul, matrix_layout
 from memtrain_cl.torch_device import fallback
 from memtrain_cl.torch_device.aten import matmul as handlers
 from memtrain_cl.torch_device.aten.copy import contiguous

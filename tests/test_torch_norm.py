@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from memtrain_cl.device import Device
+from memtrain_cl.launchers.channel_norm import Planes, backward, backward_sums, inverse_deviation, moments, normalize
+from memtrain_cl.launchers.norm import column_sums, norm, norm_backward
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.ops.channel_norm import Planes, backward, backward_sums, inverse_deviation, moments, normalize
-from memtrain_cl.ops.norm import column_sums, norm, norm_backward
 from memtrain_cl.torch_device.tensor import torch_device
 from tests.operands import like, operand_of, tensor_of
 from tests.torch_samples import check_samples, on_device

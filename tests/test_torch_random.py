@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import memtrain_cl.torch_device
 from memtrain_cl.device import Device
 from memtrain_cl.faults import raise_pending
+from memtrain_cl.launchers import random as launch
 from memtrain_cl.operand import empty_operand
-from memtrain_cl.ops import random as launch
 from memtrain_cl.torch_device import random
 from memtrain_cl.torch_device.tensor import torch_device, wrap
 

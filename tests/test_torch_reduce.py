@@ -15,9 +15,9 @@ from torch.testing import assert_close
 import memtrain_cl.torch_device
 from memtrain_cl.array import from_numpy
 from memtrain_cl.device import Device
+from memtrain_cl.launchers import reduce as launcher
+from memtrain_cl.launchers.reduce import Layout, layout
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops import reduce as launcher
-from memtrain_cl.ops.reduce import Layout, layout
 from memtrain_cl.torch_device.fallback import strict
 from memtrain_cl.torch_device.tensor import DTYPES, OpenCLTensor, opened, torch_device, wrap
 from tests.torch_op_db import op_db

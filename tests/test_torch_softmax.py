@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memtrain_cl.device import Device
-from memtrain_cl.ops.softmax import softmax, softmax_backward
+from memtrain_cl.launchers.softmax import softmax, softmax_backward
 from tests.operands import like, operand_of, tensor_of
 from tests.torch_samples import check_samples, on_device
 

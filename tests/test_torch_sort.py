@@ -13,9 +13,9 @@ from torch.testing import assert_close
 import memtrain_cl.torch_device
 from memtrain_cl.array import from_numpy
 from memtrain_cl.device import Device
+from memtrain_cl.launchers.scan import scan as launch_scan
+from memtrain_cl.launchers.sort import sort as launch_sort
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops.scan import scan as launch_scan
-from memtrain_cl.ops.sort import sort as launch_sort
 from memtrain_cl.torch_device.fallback import strict
 from tests.test_torch_reduce import placed
 

@@ -19,9 +19,9 @@ from memtrain_cl.adam_rule import AdamStep, AdamTensor
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
+from memtrain_cl.launchers.elementwise import Formula, launch
 from memtrain_cl.operand import Operand
 from memtrain_cl.ops.blocks import BlockShape, block_shape, map_of
-from memtrain_cl.ops.elementwise import Formula, launch
 from memtrain_cl.ops.launch import ready_device, require_dtype, require_seed, require_tensor, require_together
 from memtrain_cl.ops.stochastic import FLOATING_DTYPES, name_of
 from memtrain_cl.program import get_kernel

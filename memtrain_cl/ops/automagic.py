@@ -23,10 +23,9 @@ from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.formats import row_length, row_rotation, step_seed
 from memtrain_cl.homes import pooled
+from memtrain_cl.launchers.elementwise import Formula, launch
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops.elementwise import Formula, launch
 from memtrain_cl.ops.launch import (
-    SIZE_LIMIT,
     ready_device,
     require_dtype,
     require_seed,
@@ -35,7 +34,7 @@ from memtrain_cl.ops.launch import (
 )
 from memtrain_cl.ops.stochastic import FLOATING_DTYPES, name_of
 from memtrain_cl.program import get_kernel
-from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, flat_shape, groups_share_rows
+from memtrain_cl.tuning import BLOCKS_PER_UNIT, SIZE_LIMIT, ceil_div, flat_shape, groups_share_rows
 
 #: Work-groups that a compute unit of a GPU gets: each adds up the chunks' sums for itself.
 GROUPS_PER_UNIT = 16

@@ -16,8 +16,7 @@ from memtrain_cl.array import DeviceArray, from_numpy
 from memtrain_cl.code_maps import dynamic_map, dynamic_midpoints
 from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
-from memtrain_cl.ops.launch import SIZE_LIMIT
-from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
+from memtrain_cl.tuning import BLOCKS_PER_UNIT, SIZE_LIMIT, ceil_div, groups_share_rows
 
 #: Work-items that share a block: few sizes, since each is a program to build.
 LANES = (4, 16, 64, 256)

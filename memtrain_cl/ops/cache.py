@@ -14,6 +14,7 @@ from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.formats import check_c, state_row_bytes
+from memtrain_cl.launchers.decoded import cache_element
 from memtrain_cl.ops.launch import ready_device, require_tensor, require_together
 from memtrain_cl.ops.ternary import launch_ternary
 from memtrain_cl.program import get_kernel
@@ -21,8 +22,6 @@ from memtrain_cl.tuning import ceil_div, groups_share_rows
 
 #: The element types of a cache.
 CACHE_TYPES = (torch.int8, torch.float16)
-#: The templates' names of the same.
-_NAMES = {np.dtype(np.int8): "int8", np.dtype(np.float16): "float16"}
 
 
 def require_cache(cache: Any, out: int, in_features: int) -> None:
@@ -30,11 +29,6 @@ def require_cache(cache: Any, out: int, in_features: int) -> None:
     if isinstance(cache, torch.Tensor) and cache.dtype not in CACHE_TYPES:
         raise TypeError(f"expected cache of dtype torch.int8 or torch.float16, got {cache.dtype}")
     require_tensor("cache", cache, getattr(cache, "dtype", torch.int8), (out, in_features))
-
-
-def cache_element(cache: DeviceArray | None) -> str:
-    """The element type of a cache as kernels name it, "" where there is none."""
-    return "" if cache is None else _NAMES[cache.dtype]
 
 
 def launch_refresh(device: Device, cache: DeviceArray, state: DeviceArray, *, C: int, packed: bool) -> Any:

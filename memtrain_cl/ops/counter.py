@@ -15,7 +15,8 @@ from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.formats import CounterRule, check_c, state_row_bytes
-from memtrain_cl.ops.cache import cache_element, require_cache
+from memtrain_cl.launchers.decoded import cache_element, rows_aligned
+from memtrain_cl.ops.cache import require_cache
 from memtrain_cl.ops.launch import ready_device, require_layer, require_seed, require_tensor, require_together
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import RowShape, from_io_shape, row_shape
@@ -79,11 +80,6 @@ def row_statistics(state: torch.Tensor, grad_w: torch.Tensor, *, C: int, packed:
             shape.global_size, shape.local_size, codes, grad, sums, np.uint32(n), np.uint32(rows), np.uint32(shape.per)
         )
     return result
-
-
-def rows_aligned(array: DeviceArray, columns: int) -> bool:
-    """Whether every row of a float32 matrix begins on 16 bytes."""
-    return array.alignment >= 16 and columns % 4 == 0
 
 
 def launch_update(

@@ -18,10 +18,10 @@ from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.formats import check_rotation, largest_pow4_divisor, row_length
 from memtrain_cl.ops.blockwise import dequantize_int8_blockwise, quantize_int8_blockwise
-from memtrain_cl.ops.launch import SIZE_LIMIT, ready_device, require_dtype, require_tensor, require_together
+from memtrain_cl.ops.launch import ready_device, require_dtype, require_tensor, require_together
 from memtrain_cl.ops.stochastic import FLOATING_DTYPES, name_of
 from memtrain_cl.program import get_kernel
-from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
+from memtrain_cl.tuning import BLOCKS_PER_UNIT, SIZE_LIMIT, ceil_div, groups_share_rows
 
 __all__ = [
     "decode_rotated",

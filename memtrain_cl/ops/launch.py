@@ -11,10 +11,7 @@ from memtrain_cl.device import Device, get_device
 from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.formats import state_row_bytes
 from memtrain_cl.probe import require_exact
-
-#: Element counts of one matrix that kernels index by 32 bits within a row, and rows by 32 bits: rows and columns stay
-#: below this.
-SIZE_LIMIT = 1 << 31
+from memtrain_cl.tuning import SIZE_LIMIT
 
 
 def ready_device(tensor: torch.Tensor | None = None) -> Device:

@@ -1,4 +1,4 @@
-"""Launchers of kernels/matmul.cl that decode a counter weight on its way into a product, and a layer's whole backward.
+"""Products with a counter weight that is decoded on its way into them, and a layer's whole backward.
 
 Signatures and formulas are those of `memtrain_cl.reference.matmul`; float32 sums differ in their order, so results are
 compared with a tolerance. The order follows from the shapes and the device: equal calls, equal bytes.
@@ -6,108 +6,19 @@ compared with a tolerance. The order follows from the shapes and the device: equ
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.bridge import Crossing
-from memtrain_cl.device import Device
 from memtrain_cl.formats import CounterRule, check_c
 from memtrain_cl.homes import pooled
-from memtrain_cl.operand import Operand
-from memtrain_cl.ops.cache import cache_element, require_cache
+from memtrain_cl.launchers.decoded import launch_forward, launch_grad_input, launch_grad_weight
+from memtrain_cl.ops.cache import require_cache
 from memtrain_cl.ops.clock import launch_advance, launch_observe
-from memtrain_cl.ops.counter import launch_update, require_update, rows_aligned
+from memtrain_cl.ops.counter import launch_update, require_update
 from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor, require_together
-from memtrain_cl.ops.matmul import matmul
 from memtrain_cl.ops.proxy import launch_proxy_moments
-from memtrain_cl.program import get_kernel
-from memtrain_cl.tuning import matmul_shape
-
-
-def _launch(
-    device: Device,
-    left: DeviceArray,
-    state: DeviceArray,
-    by_column: bool,
-    scale: DeviceArray,
-    out: DeviceArray,
-    n: int,
-    *,
-    C: int,
-    packed: bool,
-    cache: DeviceArray | None,
-) -> Any:
-    """Enqueue out [M, N] = left [M, K] @ the decoded weight, by_column its transpose. The launch's event.
-
-    n: weights of a row of the state. cache: t [out, in], read in place of the state.
-    """
-    # A cache has neither radix nor packing: one program for all.
-    kind, coding = ("counter", {"C": C, "PACKED": int(packed)}) if cache is None else ("cached", {"C": 1, "PACKED": 0})
-    (M, K), N = left.shape, out.shape[1]
-    shape = matmul_shape(device.info, M, N, K, decodes=True)
-    kernel = get_kernel(
-        device,
-        "matmul",
-        "matmul",
-        LEFT="rows",
-        RIGHT=f"{kind}_t" if by_column else kind,
-        LEFT_TYPE="float32",
-        RIGHT_TYPE=cache_element(cache) or "float32",
-        OUT_TYPE="float32",
-        ALIGNED=int(rows_aligned(left, K) and shape.gpu),
-        EPILOGUE=0,
-        TILED=0,
-        GATE=0,
-        **coding,
-        **shape.constants,
-    )
-    starts = (np.uint64(0),) * 6
-    sizes = (np.uint32(value) for value in (M, N, K, K, n, shape.per, shape.columns, shape.k_per, shape.splits))
-    weights = state if cache is None else cache
-    return kernel(shape.global_size, shape.local_size, left, weights, scale, out, *starts, *sizes)
-
-
-def launch_forward(
-    device: Device,
-    x: DeviceArray,
-    state: DeviceArray,
-    scale: DeviceArray,
-    y: DeviceArray,
-    *,
-    C: int,
-    packed: bool,
-    cache: DeviceArray | None = None,
-) -> Any:
-    """Enqueue y = x @ (scale*t)^T; nothing waits. The launch's event."""
-    return _launch(device, x, state, True, scale, y, x.shape[1], C=C, packed=packed, cache=cache)
-
-
-def launch_grad_input(
-    device: Device,
-    grad_out: DeviceArray,
-    state: DeviceArray,
-    scale: DeviceArray,
-    grad_x: DeviceArray,
-    *,
-    C: int,
-    packed: bool,
-    cache: DeviceArray | None = None,
-) -> Any:
-    """Enqueue grad_x = grad_out @ (scale*t); nothing waits. The launch's event."""
-    return _launch(device, grad_out, state, False, scale, grad_x, grad_x.shape[1], C=C, packed=packed, cache=cache)
-
-
-def launch_grad_weight(
-    grad_out: DeviceArray, x: DeviceArray, tile: DeviceArray, row_offset: int, *, gate: DeviceArray | None = None
-) -> None:
-    """Enqueue the tile of grad_out^T @ x that begins at row_offset; nothing waits. gate: as in `matmul`."""
-    (m, out), n, rows = grad_out.shape, x.shape[1], tile.shape[0]
-    left = Operand(grad_out, (rows, m), (1, out), row_offset, "float32")
-    right, out_tile = Operand(x, (m, n), (n, 1), 0, "float32"), Operand(tile, (rows, n), (n, 1), 0, "float32")
-    matmul(left, right, out_tile, gate=gate)
 
 
 def _weights(

@@ -18,12 +18,12 @@ from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.homes import pooled
+from memtrain_cl.launchers.sort import sort
 from memtrain_cl.operand import Operand, contiguous_strides
-from memtrain_cl.ops.launch import SIZE_LIMIT, ready_device, require_dtype, require_tensor, require_together
-from memtrain_cl.ops.sort import sort
+from memtrain_cl.ops.launch import ready_device, require_dtype, require_tensor, require_together
 from memtrain_cl.ops.stochastic import FLOATING_DTYPES, name_of, operand_from
 from memtrain_cl.program import get_kernel
-from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows, power_of_two_at_least
+from memtrain_cl.tuning import BLOCKS_PER_UNIT, SIZE_LIMIT, ceil_div, groups_share_rows, power_of_two_at_least
 
 #: Elements of a block at most, and work-items of a GPU's group at least.
 LARGEST_BLOCK, GROUP = 256, 64

@@ -17,9 +17,9 @@ from memtrain_cl.device import Device
 from memtrain_cl.faults import faults_of
 from memtrain_cl.formats import check_bits, code_levels
 from memtrain_cl.homes import pooled
+from memtrain_cl.launchers.rows import FLOATING, aligned_rows
 from memtrain_cl.operand import Operand, contiguous_strides
 from memtrain_cl.ops.launch import ready_device, require_dtype, require_seed, require_tensor, require_together
-from memtrain_cl.ops.rows import FLOATING, aligned_rows
 from memtrain_cl.ops.stochastic_plan import Columns, Rows, Style, launch_scale, render_kernel
 from memtrain_cl.tuning import ceil_div, flat_shape, groups_share_rows
 

@@ -13,10 +13,9 @@ import numpy as np
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.device import Device, DeviceInfo
 from memtrain_cl.errors import UnsupportedDevice
-from memtrain_cl.ops.launch import SIZE_LIMIT
-from memtrain_cl.ops.rows import row_shape
+from memtrain_cl.launchers.rows import row_shape
 from memtrain_cl.program import get_kernel
-from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
+from memtrain_cl.tuning import BLOCKS_PER_UNIT, SIZE_LIMIT, ceil_div, groups_share_rows
 
 #: Elements of a part of a row at least, where few rows leave a device's units without work, and a multiple of it.
 LEAST_PART = 1 << 14

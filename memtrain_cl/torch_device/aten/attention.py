@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memtrain_cl.launchers import attention as launch
 from memtrain_cl.operand import Operand, contiguous_strides
-from memtrain_cl.ops import attention as launch
 from memtrain_cl.torch_device.aten.copy import contiguous
 from memtrain_cl.torch_device.aten.indexing import check
 from memtrain_cl.torch_device.engine import carry

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from memtrain_cl.launchers import channel_norm as launch
+from memtrain_cl.launchers.channel_norm import Planes
+from memtrain_cl.launchers.norm import column_sums
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.ops import channel_norm as launch
-from memtrain_cl.ops.channel_norm import Planes
-from memtrain_cl.ops.norm import column_sums
 from memtrain_cl.torch_device.aten.copy import cast, contiguous
 from memtrain_cl.torch_device.aten.factories import fill
 from memtrain_cl.torch_device.aten.indexing import InPlace, check

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from memtrain_cl.bridge import host_view
 from memtrain_cl.elements import ELEMENTS
+from memtrain_cl.launchers.elementwise import Formula, launch
 from memtrain_cl.operand import Operand, contiguous_strides
-from memtrain_cl.ops.elementwise import Formula, launch
 from memtrain_cl.runtimes import import_pyopencl
 from memtrain_cl.torch_device.geometry import meta, meta_of
 from memtrain_cl.torch_device.registry import aten, implements

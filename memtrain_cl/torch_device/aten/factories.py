@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memtrain_cl.launchers.elementwise import Formula, launch
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops.elementwise import Formula, launch
 from memtrain_cl.torch_device.aten.copy import compute_type, copy_operand, require_apart, resize_, strided_like
 from memtrain_cl.torch_device.registry import aten, implements
 from memtrain_cl.torch_device.tensor import (

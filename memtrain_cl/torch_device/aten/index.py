@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from memtrain_cl.launchers import index as launch
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops import index as launch
 from memtrain_cl.torch_device.aten.copy import contiguous, copy_operand, fresh_copy
 from memtrain_cl.torch_device.aten.factories import fill
 from memtrain_cl.torch_device.aten.indexing import InPlace, apart, as_vector, check, number, places_of, wrapped

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from memtrain_cl.launchers import index as launch
+from memtrain_cl.launchers.index_mask import coordinates, positions
+from memtrain_cl.launchers.index_plan import join_index
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops import index as launch
-from memtrain_cl.ops.index_mask import coordinates, positions
-from memtrain_cl.ops.index_plan import join_index
 from memtrain_cl.torch_device.aten.copy import contiguous, fresh_copy, require_apart
 from memtrain_cl.torch_device.aten.factories import fill
 from memtrain_cl.torch_device.aten.indexing import InPlace, apart, common_shape

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from memtrain_cl.elements import ELEMENTS
+from memtrain_cl.launchers import loss as launch
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops import loss as launch
 from memtrain_cl.torch_device.aten.copy import contiguous
 from memtrain_cl.torch_device.aten.factories import fill
 from memtrain_cl.torch_device.aten.indexing import check

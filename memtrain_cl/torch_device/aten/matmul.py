@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from memtrain_cl.launchers.matmul import matmul, matrix_layout
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops.matmul import matmul, matrix_layout
 from memtrain_cl.torch_device.aten.copy import contiguous
 from memtrain_cl.torch_device.geometry import meta
 from memtrain_cl.torch_device.registry import aten, implements

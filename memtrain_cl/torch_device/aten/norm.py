@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from memtrain_cl.elements import ELEMENTS
+from memtrain_cl.launchers import norm as launch
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops import norm as launch
 from memtrain_cl.torch_device.aten.copy import contiguous
 from memtrain_cl.torch_device.aten.factories import fill
 from memtrain_cl.torch_device.aten.indexing import check

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from memtrain_cl.ops.elementwise import Formula, launch
+from memtrain_cl.launchers.elementwise import Formula, launch
 from memtrain_cl.torch_device.registry import aten, implements
 from memtrain_cl.torch_device.tensor import OpenCLTensor
 

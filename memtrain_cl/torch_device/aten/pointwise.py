@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from memtrain_cl.elements import ELEMENTS
+from memtrain_cl.launchers.elementwise import Formula, launch
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops.elementwise import Formula, launch
 from memtrain_cl.torch_device.aten.copy import (
     compute_type,
     fresh_copy,

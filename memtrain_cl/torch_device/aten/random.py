@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from memtrain_cl.elements import ELEMENTS
+from memtrain_cl.launchers import random as launch
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops import random as launch
 from memtrain_cl.torch_device.aten.copy import contiguous, copy_operand, fresh_copy, require_apart, strided_like
 from memtrain_cl.torch_device.random import stream_of
 from memtrain_cl.torch_device.registry import aten, implements

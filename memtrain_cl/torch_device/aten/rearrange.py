@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memtrain_cl.launchers import index as launch
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops import index as launch
 from memtrain_cl.torch_device.aten.copy import cast, contiguous, copy_operand, fresh_copy
 from memtrain_cl.torch_device.aten.factories import fill, fill_range
 from memtrain_cl.torch_device.aten.indexing import check, number, wrapped

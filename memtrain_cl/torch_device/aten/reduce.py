@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from memtrain_cl.elements import ELEMENTS
+from memtrain_cl.launchers.reduce import ORDERED, layout, reduce
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops.reduce import ORDERED, layout, reduce
 from memtrain_cl.torch_device.aten.copy import fresh_copy
 from memtrain_cl.torch_device.geometry import meta
 from memtrain_cl.torch_device.registry import aten, implements

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from memtrain_cl.ops.reduce import layout
-from memtrain_cl.ops.scan import WITH_PLACES, scan
+from memtrain_cl.launchers.reduce import layout
+from memtrain_cl.launchers.scan import WITH_PLACES, scan
 from memtrain_cl.torch_device.aten.copy import fresh_copy
 from memtrain_cl.torch_device.aten.sort import axis_of
 from memtrain_cl.torch_device.geometry import meta

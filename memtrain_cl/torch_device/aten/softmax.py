@@ -8,7 +8,7 @@ import torch
 from torch._prims_common import canonicalize_dim
 
 from memtrain_cl.elements import ELEMENTS
-from memtrain_cl.ops import softmax as launch
+from memtrain_cl.launchers import softmax as launch
 from memtrain_cl.torch_device.aten.copy import contiguous
 from memtrain_cl.torch_device.registry import aten, implements
 from memtrain_cl.torch_device.tensor import OpenCLTensor, allocated, element_of, wrap

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from memtrain_cl.launchers.reduce import layout
+from memtrain_cl.launchers.sort import sort as launch_sort
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops.reduce import layout
-from memtrain_cl.ops.sort import sort as launch_sort
 from memtrain_cl.torch_device.aten.copy import fresh_copy
 from memtrain_cl.torch_device.geometry import meta
 from memtrain_cl.torch_device.registry import aten, implements

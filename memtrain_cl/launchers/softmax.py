@@ -14,11 +14,10 @@ import numpy as np
 
 from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
+from memtrain_cl.launchers.rows import FLOATING, aligned_rows, require_rows, row_shape
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops.launch import SIZE_LIMIT
-from memtrain_cl.ops.rows import FLOATING, aligned_rows, require_rows, row_shape
 from memtrain_cl.program import Kernel, get_kernel
-from memtrain_cl.tuning import ceil_div
+from memtrain_cl.tuning import SIZE_LIMIT, ceil_div
 
 #: Columns of a work-group in the kernels that walk a dimension with others inside it.
 COLUMN_GROUP = 64

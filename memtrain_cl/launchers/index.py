@@ -15,11 +15,17 @@ import numpy as np
 from memtrain_cl.device import DeviceInfo
 from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.faults import faults_of
+from memtrain_cl.launchers.index_build import index_kernel
+from memtrain_cl.launchers.index_plan import Plan, flat_targets, make_plan
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops.index_build import index_kernel
-from memtrain_cl.ops.index_plan import Plan, flat_targets, make_plan
-from memtrain_cl.ops.launch import SIZE_LIMIT
-from memtrain_cl.tuning import BLOCKS_PER_UNIT, LARGEST_GROUP, ceil_div, groups_share_rows, power_of_two_at_least
+from memtrain_cl.tuning import (
+    BLOCKS_PER_UNIT,
+    LARGEST_GROUP,
+    SIZE_LIMIT,
+    ceil_div,
+    groups_share_rows,
+    power_of_two_at_least,
+)
 
 #: Columns that are worth a CPU's work-item of their own.
 LEAST_SPAN = 1024

@@ -13,12 +13,11 @@ import numpy as np
 
 from memtrain_cl.device import Device
 from memtrain_cl.faults import faults_of
+from memtrain_cl.launchers.index_plan import make_plan, write_order
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.ops.index_plan import make_plan, write_order
-from memtrain_cl.ops.launch import SIZE_LIMIT
 from memtrain_cl.probe import require_exact
 from memtrain_cl.program import Kernel, get_kernel
-from memtrain_cl.tuning import LARGEST_GROUP, ceil_div, groups_share_rows, power_of_two_at_least
+from memtrain_cl.tuning import LARGEST_GROUP, SIZE_LIMIT, ceil_div, groups_share_rows, power_of_two_at_least
 
 #: The second stream of numbers of 64 bits.
 _SECOND_STREAM = 0x9E3779B9

@@ -12,11 +12,10 @@ import numpy as np
 
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.faults import faults_of
+from memtrain_cl.launchers.index_build import group_size, index_kernel
 from memtrain_cl.memory import allocate
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.ops.index_build import group_size, index_kernel
-from memtrain_cl.ops.launch import SIZE_LIMIT
-from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
+from memtrain_cl.tuning import BLOCKS_PER_UNIT, SIZE_LIMIT, ceil_div, groups_share_rows
 
 #: Longest list of one launch on a GPU, where every item looks at every key.
 SHORT_ON_GPU = 8192

@@ -24,10 +24,9 @@ import numpy as np
 from memtrain_cl.device import Device
 from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.ops.launch import SIZE_LIMIT
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.runtimes import import_pyopencl
-from memtrain_cl.tuning import ceil_div, flat_shape, groups_share_rows
+from memtrain_cl.tuning import SIZE_LIMIT, ceil_div, flat_shape, groups_share_rows
 
 ELEMENTS = ("float32", "float16", "bfloat16")
 LOG2E = 1.0 / math.log(2.0)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from memtrain_cl.device import Device
+from memtrain_cl.launchers.rows import FLOATING, RowShape, aligned_rows, require_rows, row_shape
 from memtrain_cl.operand import Operand, empty_operand, place_of
-from memtrain_cl.ops.rows import FLOATING, RowShape, aligned_rows, require_rows, row_shape
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import power_of_two_at_least
 

@@ -12,8 +12,8 @@ import numpy as np
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.device import Device
 from memtrain_cl.elements import ELEMENTS
+from memtrain_cl.launchers.matvec import NOTHING, Epilogue, Plan, gate_arguments, matvec, sum_parts
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.ops.matvec import NOTHING, Epilogue, Plan, gate_arguments, matvec, sum_parts
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import MatmulShape, ceil_div, matmul_shape, packs
 

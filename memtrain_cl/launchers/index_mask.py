@@ -6,9 +6,9 @@ import numpy as np
 
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.device import Device
+from memtrain_cl.launchers.index_build import MASK_PER_ITEM, group_size, index_kernel
 from memtrain_cl.memory import allocate
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.ops.index_build import MASK_PER_ITEM, group_size, index_kernel
 from memtrain_cl.runtimes import import_pyopencl
 from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
 

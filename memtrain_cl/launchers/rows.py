@@ -12,8 +12,7 @@ from memtrain_cl.device import Device
 from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.errors import UnsupportedDevice
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops.launch import SIZE_LIMIT
-from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
+from memtrain_cl.tuning import BLOCKS_PER_UNIT, SIZE_LIMIT, ceil_div, groups_share_rows
 
 #: Elements that the row kernels take, and compute in float32.
 FLOATING = tuple(name for name, element in ELEMENTS.items() if element.floating)

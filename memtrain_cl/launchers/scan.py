@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memtrain_cl.device import Device
+from memtrain_cl.launchers.reduce import GROUP, MOST, layout
 from memtrain_cl.memory import allocate
 from memtrain_cl.operand import Operand
-from memtrain_cl.ops.reduce import GROUP, MOST, layout
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows, power_of_two_at_least
 

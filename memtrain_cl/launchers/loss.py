@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from memtrain_cl.faults import faults_of
+from memtrain_cl.launchers.rows import FLOATING, require_rows
 from memtrain_cl.operand import Operand, empty_operand, place_of
-from memtrain_cl.ops.rows import FLOATING, require_rows
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
 
