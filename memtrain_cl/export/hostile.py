@@ -13,7 +13,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Sequence
-from io import BufferedReader
+from io import BufferedIOBase, BufferedReader
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from memtrain_cl.errors import CorruptFile
 #: NumPy makes arrays of at most 64 dimensions (32 before version 2) and counts their bytes in a signed 64-bit integer.
 MAX_DIMS = 32
 MAX_BYTES = 2**62
+#: Bytes asked for at a time: a file that is no plain one reads into memory of its own first.
+_PIECE = 2**22
 
 
 def corrupt(path: str | os.PathLike[str], field: str, expected: str, got: object) -> CorruptFile:
@@ -52,7 +54,7 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[BufferedReader, int]:
     return file, os.fstat(file.fileno()).st_size
 
 
-def read_exactly(file: BufferedReader, count: int, path: str | os.PathLike[str], field: str) -> bytes:
+def read_exactly(file: BufferedIOBase, count: int, path: str | os.PathLike[str], field: str) -> bytes:
     """``count`` bytes, which the caller has compared with the file's length; CorruptFile when it ends before."""
     data = file.read(count)
     if len(data) != count:
@@ -60,13 +62,13 @@ def read_exactly(file: BufferedReader, count: int, path: str | os.PathLike[str],
     return data
 
 
-def read_array(file: BufferedReader, count: int, path: str | os.PathLike[str], field: str) -> np.ndarray:
+def read_array(file: BufferedIOBase, count: int, path: str | os.PathLike[str], field: str) -> np.ndarray:
     """``count`` bytes as a fresh uint8 array, read without a second copy."""
     data = np.empty(count, dtype=np.uint8)
     filled = 0
     view = data.data
     while filled < count:
-        got = file.readinto(view[filled:])
+        got = file.readinto(view[filled : filled + _PIECE])
         if not got:
             raise corrupt(path, field, f"{count} bytes", f"{filled} before the end of the file")
         filled += got
