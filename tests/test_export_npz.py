@@ -177,10 +177,10 @@ def test_archives_that_are_more_than_their_bytes_are_refused(tmp_path: Path) -> 
         with pytest.warns(UserWarning, match="Duplicate"):
             archive.writestr("l.codes.npy", b"2")
     refused(path, "member l.codes.npy: expected distinct names")
-    data = bytearray(zipped(golden_parts()))
-    at = data.index(b"PK\x01\x02")
-    data[at + 24 : at + 28] = data[at + 20 : at + 24] = (2**31).to_bytes(4, "little")  # sizes in the directory
-    path.write_bytes(data)
+    whole = bytearray(zipped(golden_parts()))
+    at = whole.index(b"PK\x01\x02")
+    whole[at + 24 : at + 28] = whole[at + 20 : at + 24] = (2**31).to_bytes(4, "little")  # sizes in the directory
+    path.write_bytes(whole)
     refused(path, "member l.codes.npy: size: expected members that fill at most")
 
 

@@ -98,7 +98,7 @@ def _read(archive: StoredArchive, member: str, dtype: np.dtype[Any], path: Path)
         except (OSError, zipfile.BadZipFile):
             raise
         except Exception as fault:  # a header is read by Python's own parser and tokenizer
-            raise corrupt(path, where, "an array as NumPy writes it", str(fault)) from None
+            raise corrupt(path, where, "an array as NumPy writes it", str(fault)) from fault
         count = element_count(shape)
         if count is None:
             raise corrupt(path, f"{where}: shape", "sizes that an array can have", shape)
