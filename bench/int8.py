@@ -25,6 +25,7 @@ from memtrain_cl.ops.matmul_int8 import (
 )
 from memtrain_cl.ops.ternary import launch_ternary
 from memtrain_cl.tuning_int8 import int8_shape
+from memtrain_cl.verify_int8 import kinds_of
 
 LAYER: dict[str, Any] = {"C": 11, "packed": True}
 
@@ -57,15 +58,14 @@ def bench_product(bench: Bench, M: int, N: int, K: int) -> None:
     left, right = (from_numpy(bench.device, codes.numpy()) for codes in (a, b))
     out = empty(bench.device, (M, N), np.int32)
     case, peers = int8_case(M, N, K), _peers(a, b)
-    portable = bench.device.with_capabilities(integer_dot=False, inline_vnni=False)
     kinds: dict[str, float] = {}
-    for device in (bench.device, portable):
+    for device in kinds_of(bench.device):
         us = bench.time(
             lambda turn, device=device: launch_int8_product(  # type: ignore[misc]
                 device, Codes(left, M, K, K), Codes(right, N, K, K), out
             )
         )
-        kind = int8_shape(device.info, M, N, K, ternary=False).constants["KIND"]
+        kind = int8_shape(device.info, M, N, K, ternary=False, chunks=True).constants["KIND"]
         if kind not in kinds:
             kinds[kind] = us
             error = mismatches({"sums": out.rows(64)}, {"sums": reference.int8_product(a[:64], b).numpy()})
@@ -74,22 +74,24 @@ def bench_product(bench: Bench, M: int, N: int, K: int) -> None:
 
 
 def _dense_step(tokens: int, rows: int, columns: int) -> dict[str, float]:
-    """A step of nn.Linear with AdamW: forward, backward, update."""
+    """The products of a dense layer's step and its AdamW, without autograd: CUDA's has no part beside "opencl"."""
     on_cuda = torch.cuda.is_available()
     place = "cuda" if on_cuda else "cpu"
     times = {}
     for dtype in (torch.float32, torch.bfloat16) if on_cuda else (torch.float32,):
-        linear = torch.nn.Linear(columns, rows, bias=False, device=place, dtype=dtype)
-        optimizer = torch.optim.AdamW(linear.parameters(), fused=True)
-        x = torch.randn(tokens, columns, device=place, dtype=dtype, requires_grad=True)
+        weight = torch.nn.Parameter(torch.randn(rows, columns, device=place, dtype=dtype))
+        optimizer = torch.optim.AdamW([weight], fused=True)
+        x = torch.randn(tokens, columns, device=place, dtype=dtype)
         grad_out = torch.randn(tokens, rows, device=place, dtype=dtype)
 
-        def step(linear: Any = linear, optimizer: Any = optimizer, x: Any = x, grad_out: Any = grad_out) -> None:
-            x.grad = linear.weight.grad = None
-            linear(x).backward(grad_out)
+        @torch.no_grad()
+        def step(weight: Any = weight, optimizer: Any = optimizer, x: Any = x, grad_out: Any = grad_out) -> None:
+            weight.grad = None  # the old one's memory is the new one's
+            _ = x @ weight.t(), grad_out @ weight
+            weight.grad = grad_out.t() @ x
             optimizer.step()
 
-        times[f"nn.Linear, AdamW {str(dtype)[6:]} {place}"] = _time(step, x)
+        times[f"dense and fused AdamW {str(dtype)[6:]} {place}"] = _time(step, x)
     return times
 
 

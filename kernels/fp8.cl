@@ -73,6 +73,23 @@ inline ${U} codes_of(${U} most, uint beyond) {
 
 #include "_bytes.cl"
 
+// The bits of up to WIDTH numbers as float32.
+inline ${U} bits_of(const __global ${stored(X)} *p, uint left) {
+    const ${U} bits = as_${U}(load_left_${X}(p, left, 0.0f));
+% if X != "float16":
+    return bits;
+% else:
+    // Some devices convert every NaN to one: so its sign and its other bits are taken from where they lie.
+    if (!any(isnan(as_${V}(bits)))) return bits;
+    const __global ushort *raw = (const __global ushort *)p;
+    uint own[${WIDTH}];
+    for (uint i = 0; i < ${WIDTH}; i++) own[i] = i < left ? raw[i] : 0;
+    const ${U} half_bits = vload${WIDTH}(0, own);
+    const ${U} nan = (half_bits & 0x8000u) << 16 | 0x7fc00000u | (half_bits & 0x3ffu) << 13;
+    return select(bits, nan, (half_bits & 0x7fffu) > 0x7c00u);
+% endif
+}
+
 % if COUNTED:
 // Through memory for the same reason as vec_sum.
 inline uint4 gathered(${U} highest, ${U} wrong, ${U} filled, ${U} lost) {
@@ -99,7 +116,7 @@ __kernel void fp8_cast(const __global ${stored(X)} *x, __global uchar *codes,
     ${U} highest = 0, wrong = 0, filled = 0, lost = 0;
 % endif
 ${begin_vectors()}
-        const ${U} bits = as_${U}(load_left_${X}(x + at, left, 0.0f));
+        const ${U} bits = bits_of(x + at, left);
         const ${U} most = bits & 0x7fffffffu;
         const ${U} code = codes_of(most, beyond);
         put_bytes(codes + at, left, code | (bits >> 24 & 0x80u));

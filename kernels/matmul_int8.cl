@@ -11,8 +11,9 @@
 //   "float"   by float32 multiply-adds, which every device does fast: products and sums of a block of K are whole numbers below
 //             2^24, which float32 holds exactly, fused or not
 //   "dot"     by cl_khr_integer_dot_product, four products a turn (GPU shape)
+//   "mma", "wgmma"   by NVIDIA's tensor cores, in inline assembly (_int8_mma.cl, _int8_wgmma.cl)
 //   "vnni"    by x86's instruction for it, in inline assembly (CPU shape, _int8_vnni.cl)
-// Between blocks of K the sums wait in `out` itself, as int. a begins a0 elements into its buffer, b b0, row row0. The gate (int64 [4], a
+// Between blocks of K the sums wait in `out` itself, as int (tensor cores hold them). a begins a0 elements into its buffer, b b0, row row0. The gate (int64 [4], a
 // layer's clock) ends everything at once where `gated` and gate[2], whether the step fires, is 0.
 //
 // Launched by memtrain_cl/ops/matmul_int8.py, add_chunk too. Constants: NAME (the one kernel to render), KIND, GPU (work-groups with
@@ -49,7 +50,14 @@ const __global char *a, const __global char *b, const __global float *row, const
         if (last && scales == 1) ${sums} = as_int${width}(convert_float${width}(${sums}) * own);
         if (last && scales == 2) ${sums} = as_int${width}(convert_float${width}(${sums}) * (own * ${col}));
 </%def>
-% if GPU:
+% if KIND in ("mma", "wgmma"):
+#include "_int8_copies.cl"
+% if KIND == "mma":
+#include "_int8_mma.cl"
+% else:
+#include "_int8_wgmma.cl"
+% endif
+% elif GPU:
 #include "_int8_gpu.cl"
 % else:
 #include "_transpose.cl"

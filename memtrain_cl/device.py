@@ -47,6 +47,8 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 
+#: How a device's tensor cores multiply bytes, "" for not at all: see kernels/_int8_mma.cl and _int8_wgmma.cl.
+TensorCores = Literal["", "mma", "wgmma"]
 DeviceType = Literal["gpu", "accelerator", "cpu"]
 _CORRECTLY_ROUNDED_DIVIDE = 1 << 7
 _SUBNORMALS = 1 << 0
@@ -61,7 +63,7 @@ class DeviceInfo:
     `same_hardware_as` is the index of an earlier entry that drives the same hardware through another platform, or None.
     `integer_dot`: dot products of four bytes in a word, built in where a program asks for OpenCL C 3.0.
     `short_loops`: found by the probe (probe.py) on an opened device, on which a work-item's loops end early.
-    `inline_vnni`: found on an opened device (inline_vnni.py); None before.
+    `inline_vnni`, `tensor_cores`: found on an opened device (inline_assembly.py); None before.
     """
 
     index: int
@@ -89,6 +91,7 @@ class DeviceInfo:
     same_hardware_as: int | None = None
     short_loops: bool = False
     inline_vnni: bool | None = None
+    tensor_cores: TensorCores | None = None
 
     @property
     def label(self) -> str:

@@ -147,6 +147,19 @@ class Kernel:
             ) from error
 
 
+def _for_target(device: Device, program: Any, target: str) -> Any:
+    """The program built anew from its PTX, for a target that the compiler of OpenCL does not name.
+
+    Instructions that it alone has stand in the source as comments of inline assembly: ``asm volatile("//@ ...")``.
+    """
+    cl = import_pyopencl()
+    (ptx,) = program.get_info(cl.program_info.BINARIES)
+    ptx, found = re.subn(rb"(?m)^\.target \w+", b".target " + target.encode(), ptx.replace(b"//@ ", b""))
+    if found != 1:
+        raise BuildError(f"expected PTX of one target from the compiler of {device.info.label}, got {found}")
+    return cl.Program(device.context, [device.handle], [ptx]).build()
+
+
 _build_lock = threading.Lock()
 _programs: dict[tuple[Any, ...], Any] = {}
 
@@ -166,7 +179,10 @@ def _build(device: Device, file: str, name: str, params: Mapping[str, Any]) -> A
                 with warnings.catch_warnings():
                     # A compiler that talks about a program that it built.
                     warnings.simplefilter("ignore", cl.CompilerWarning)
-                    _programs[key] = cl.Program(device.context, source).build(options=options)
+                    program = cl.Program(device.context, source).build(options=options)
+                    if "TARGET" in params:
+                        program = _for_target(device, program, params["TARGET"])
+                    _programs[key] = program
             except cl.Error as error:
                 raise BuildError(
                     f"kernel {name} of {file}.cl did not build on {device.info.label} with {dict(params)}; "
@@ -184,7 +200,8 @@ def _cached_kernel(device: Device, file: str, name: str, items: tuple[tuple[str,
 def get_kernel(device: Device, file: str, name: str, **params: Any) -> Kernel:
     """The kernel `name` of kernels/<file>.cl built for `device` with these template constants (hashable values).
 
-    A constant STANDARD names the OpenCL C to build as ("CL3.0"), for kernels that need more than the device's default.
+    A constant STANDARD names the OpenCL C to build as ("CL3.0"), for kernels that need more than the device's default;
+    TARGET the target of NVIDIA's PTX ("sm_90a"), whose own instructions begin with ``//@`` in inline assembly.
     Raises BuildError with kernel, parameters, device and the compiler's log. Built once a process and constant set.
     """
     # With their types, since 1, 1.0 and True are equal and render differently.

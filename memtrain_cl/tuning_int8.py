@@ -10,7 +10,7 @@ from memtrain_cl.device import DeviceInfo
 from memtrain_cl.tuning import TILE_M, ceil_div, groups_share_rows
 
 #: Who forms the sums. More ways of one device, its tensor cores say, are kinds of their own.
-Kind = Literal["float", "dot", "vnni"]
+Kind = Literal["float", "dot", "vnni", "mma", "wgmma"]
 
 #: Elements of K in a block whose sum a float32 holds: of products of 127 by 127, and of 127 by 1.
 FLOAT_BLOCK, TERNARY_BLOCK = 1024, 131_072
@@ -26,9 +26,17 @@ _PANELS = {("vnni", 16): 32, ("float", 16): 64, ("float", 8): 16}
 _ROW_COST, _COLUMN_COST = 10.0, 20.0
 
 
+#: Bytes that tensor cores take at a time: rows begin on them. Elements of a stage, and rows of blocks in a band.
+CHUNK = 16
+_STAGE_DEPTH, _BAND = 128, 8
+#: Warps of a group, down and across, with 64 x 64 of a block each; the first is the only one of "wgmma". Stages.
+_WARPS = ((2, 4), (2, 2), (1, 2))
+_STAGES: Mapping[str, int] = {"mma": 3, "wgmma": 4}
+
 #: The template's constants of a shape, all of them, where they have no meaning.
 NOTHING: Mapping[str, Any] = {
-    name: "" if name == "KIND" else 0 for name in ("KIND", "GPU", "TILE", "SIDE", "WIDTH", "DEPTH", "TILE_N")
+    name: "" if name == "KIND" else 0
+    for name in ("KIND", "GPU", "TILE", "SIDE", "WIDTH", "DEPTH", "TILE_N", "WARPS_M", "WARPS_N", "STAGES", "BAND")
 }
 
 
@@ -40,18 +48,43 @@ class Int8Shape:
 
     constants: dict[str, Any]
     gpu: bool
-    global_size: tuple[int, int]
-    local_size: tuple[int, int]
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...]
     block: int
     per: int
     columns: int
 
+    def arguments(self, *, words: bool, N: int) -> tuple[int, ...]:
+        """The kernel's last ones. words: every row of both operands begins on four bytes. N: columns of the result."""
+        if self.constants["KIND"] in _STAGES:
+            return (N % 2 == 0,)
+        return (self.block, words) if self.gpu else (self.per, self.columns)
 
-def int8_shape(info: DeviceInfo, M: int, N: int, K: int, *, ternary: bool) -> Int8Shape:
-    """The shape for a product [M, N] summed over K. ternary: b holds no more than -1, 0 and 1."""
+
+def int8_shape(info: DeviceInfo, M: int, N: int, K: int, *, ternary: bool, chunks: bool) -> Int8Shape:
+    """The shape for a product [M, N] summed over K. ternary: b holds no more than -1, 0 and 1. chunks: every row of
+    both operands begins on `CHUNK` bytes.
+    """
+    if groups_share_rows(info) and info.tensor_cores and chunks:
+        return _tensor_core_shape(info, M, N)
     if groups_share_rows(info) and info.max_work_group_size >= 256:
         return _gpu_shape(info, M, N, K, ternary)
     return _cpu_shape(info, M, N)
+
+
+def _tensor_core_shape(info: DeviceInfo, M: int, N: int) -> Int8Shape:
+    # Large blocks read least; small results need more groups than they give.
+    for down, across in _WARPS:
+        groups = ceil_div(M, 64 * down) * ceil_div(N, 64 * across)
+        if groups >= info.compute_units:
+            break
+    kind: Kind = "wgmma" if info.tensor_cores == "wgmma" and (down, across) == _WARPS[0] else "mma"
+    own = {"WARPS_M": down, "WARPS_N": across, "DEPTH": _STAGE_DEPTH, "STAGES": _STAGES[kind], "BAND": _BAND}
+    constants = {**NOTHING, "KIND": kind, "GPU": 1, **own}
+    if kind == "wgmma":
+        constants["TARGET"] = "sm_90a"
+    items = 32 * down * across
+    return Int8Shape(constants, True, (groups * items,), (items,), 0, 1, 1)
 
 
 def _gpu_shape(info: DeviceInfo, M: int, N: int, K: int, ternary: bool) -> Int8Shape:

@@ -16,16 +16,24 @@ from memtrain_cl.case import Case
 from memtrain_cl.comparison import Comparison, compare_exact, generator
 from memtrain_cl.device import Device, get_device, use_device
 from memtrain_cl.formats import code_count
-from memtrain_cl.inline_vnni import note_inline_vnni
+from memtrain_cl.inline_assembly import note_inline_assembly
 from memtrain_cl.tuning import groups_share_rows
+
+#: A device that forms its sums the portable way.
+PORTABLE: dict[str, Any] = {"integer_dot": False, "inline_vnni": False, "tensor_cores": ""}
 
 
 def kinds_of(device: Device) -> list[Device]:
-    """The device as it is, and one that forms its sums the portable way where its own is another."""
-    note_inline_vnni(device)
+    """The device as it is, and as those that form their sums in other ways which it has too, the portable one last."""
+    note_inline_assembly(device)
     info = device.info
-    special = info.integer_dot if groups_share_rows(info) else info.inline_vnni
-    return [device, device.with_capabilities(integer_dot=False, inline_vnni=False)] if special else [device]
+    kinds = [device]
+    if groups_share_rows(info) and info.tensor_cores:
+        # Few compute units, because only results of more blocks than that have large blocks.
+        kinds += [device.with_capabilities(tensor_cores=cores, compute_units=1) for cores in {info.tensor_cores, "mma"}]
+    if info.integer_dot or info.tensor_cores if groups_share_rows(info) else info.inline_vnni:
+        kinds.append(device.with_capabilities(**PORTABLE))
+    return kinds
 
 
 def _compare(run: Callable[[Any], torch.Tensor]) -> Comparison:

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+import memtrain_cl.torch_device  # noqa: F401 (registers the device, also where the package is not installed)
 from memtrain_cl import ops, reference
 from memtrain_cl.device import get_device, use_device
 from tests.layer_cases import IN, OUT, make

@@ -17,12 +17,14 @@ import torch
 from torch import nn
 
 from memtrain_cl import reference
+from memtrain_cl.activations import saved_activations
 from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device, use_device
 from memtrain_cl.nn import PackedRMSCounterLinear
 from memtrain_cl.optim import CompressedAdam, adam_state, base
 from memtrain_cl.sharing import cuda, share
 from tests.layer_cases import assert_same
+from tests.saving_cases import ROWS, WIDTH, network, saved_gradient
 from tests.sharing_cases import Ground, real, stand_in
 
 pytestmark = pytest.mark.device
@@ -366,3 +368,12 @@ def test_cuda_without_a_partner_travels_through_the_host(device: Device, monkeyp
         x = ints(ground, 10)
         ground.add_one(x)
         assert torch.equal(ground.copy(x), torch.ones_like(x))
+
+
+# Here, because CUDA's backward is over in a process that has registered "opencl".
+@pytest.mark.skipif(not CUDA, reason="there is no CUDA device")
+def test_a_model_saves_in_few_bits(device: Device) -> None:
+    model, x = network(nn.GELU), torch.randn(ROWS, WIDTH)
+    want = saved_gradient(model, x, saved_activations(4, seed=3))
+    got = saved_gradient(model.cuda(), x.cuda(), saved_activations(4, seed=3))
+    assert float((got - want).norm() / want.norm()) < 0.05

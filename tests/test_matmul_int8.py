@@ -14,11 +14,11 @@ import torch
 
 import memtrain_cl.torch_device  # noqa: F401 (registers the device)
 from bench.acceptance_statistics import ESTIMATORS
-from memtrain_cl import inline_vnni, ops, reference, staging
+from memtrain_cl import inline_assembly, ops, reference, staging
 from memtrain_cl.array import empty, from_numpy
 from memtrain_cl.device import Device, _features, use_device
 from memtrain_cl.formats import INT8_CHUNK
-from memtrain_cl.inline_vnni import note_inline_vnni
+from memtrain_cl.inline_assembly import note_inline_assembly
 from memtrain_cl.ops.matmul_int8 import Codes, launch_grad_weight_int8, launch_gradient_codes, launch_int8_product
 from memtrain_cl.torch_device.fallback import strict
 from memtrain_cl.tuning_int8 import FLOAT_BLOCK, TERNARY_BLOCK, int8_shape
@@ -332,6 +332,10 @@ def test_operands_of_two_lengths_are_refused(device: Device) -> None:
     ("changes", "kind", "gpu"),
     [
         ({"type": "gpu", "integer_dot": True}, "dot", True),
+        ({"type": "gpu", "tensor_cores": "mma", "compute_units": 1}, "mma", True),
+        ({"type": "gpu", "tensor_cores": "wgmma", "compute_units": 6}, "wgmma", True),
+        ({"type": "gpu", "tensor_cores": "wgmma", "compute_units": 7}, "mma", True),
+        ({"type": "cpu", "short_loops": False, "tensor_cores": "wgmma", "inline_vnni": False}, "float", False),
         ({"type": "gpu", "integer_dot": False}, "float", True),
         ({"type": "gpu", "max_work_group_size": 128, "inline_vnni": False}, "float", False),
         ({"type": "cpu", "short_loops": False, "inline_vnni": True, "local_mem_bytes": 1 << 18}, "vnni", False),
@@ -341,23 +345,45 @@ def test_operands_of_two_lengths_are_refused(device: Device) -> None:
     ],
 )
 def test_capabilities_choose(device: Device, changes: dict[str, Any], kind: str, gpu: bool) -> None:
-    info = device.with_capabilities(**({"max_work_group_size": 256} | changes)).info
-    shape = int8_shape(info, 300, 300, 300, ternary=False)
+    own = {"max_work_group_size": 256, "tensor_cores": "", "integer_dot": False}
+    info = device.with_capabilities(**(own | changes)).info
+    shape = int8_shape(info, 300, 300, 300, ternary=False, chunks=True)
     assert (shape.constants["KIND"], shape.gpu) == (kind, gpu)
+
+
+def test_tensor_cores_take_rows_that_begin_on_sixteen_bytes(device: Device) -> None:
+    info = device.with_capabilities(type="gpu", tensor_cores="wgmma", compute_units=1, max_work_group_size=256).info
+    kinds = [int8_shape(info, 300, 300, 300, ternary=False, chunks=c).constants["KIND"] for c in (True, False)]
+    assert kinds == ["wgmma", "dot" if info.integer_dot else "float"]
+
+
+@pytest.mark.parametrize("units", [1, 8, 10_000])
+@pytest.mark.parametrize("sizes", [(1, 1), (256, 1024), (5, 100_000), (129, 257)])
+def test_blocks_of_tensor_cores_cover_the_result(device: Device, sizes: tuple[int, int], units: int) -> None:
+    info = device.with_capabilities(type="gpu", tensor_cores="mma", compute_units=units).info
+    shape = int8_shape(info, *sizes, 64, ternary=False, chunks=True)
+    down, across = 64 * shape.constants["WARPS_M"], 64 * shape.constants["WARPS_N"]
+    assert shape.global_size[0] // shape.local_size[0] == -(-sizes[0] // down) * -(-sizes[1] // across)
+    assert shape.local_size == (down * across // 128,)
+    assert shape.constants["STAGES"] * shape.constants["DEPTH"] * (down + across) <= 220 << 10
 
 
 @pytest.mark.parametrize("local_mem_bytes", [1 << 15, 48 << 10, 1 << 18, 1 << 21])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (256, 1024, 1024), (5, 100_000, 70), (100_000, 5, 70)])
 def test_shapes_cover_the_result_and_fit(device: Device, local_mem_bytes: int, sizes: tuple[int, int, int]) -> None:
     m, n, _ = sizes
-    for changes in ({"type": "gpu"}, {"type": "cpu", "inline_vnni": True}, {"type": "cpu", "inline_vnni": False}):
+    for changes in (
+        {"type": "gpu", "tensor_cores": ""},
+        {"type": "cpu", "inline_vnni": True},
+        {"type": "cpu", "inline_vnni": False},
+    ):
         given = {"local_mem_bytes": local_mem_bytes, "max_work_group_size": 256, "short_loops": False, **changes}
-        shape = int8_shape(device.with_capabilities(**given).info, *sizes, ternary=False)
+        shape = int8_shape(device.with_capabilities(**given).info, *sizes, ternary=False, chunks=True)
         constants = shape.constants
         if shape.gpu:
             words = 2 * constants["DEPTH"] * (constants["TILE"] + 4)
             down, across = constants["TILE"], constants["TILE"]
-            groups = (shape.global_size[0] // shape.local_size[0], shape.global_size[1] // shape.local_size[1])
+            groups = tuple(whole // part for whole, part in zip(shape.global_size, shape.local_size, strict=True))
         else:
             # Panels, a tile of six rows, and their sums in a panel.
             words = constants["DEPTH"] * (constants["TILE_N"] + 6) + 6 * 64
@@ -381,12 +407,12 @@ def test_the_instruction_is_asked_for_once(device: Device, monkeypatch: pytest.M
         asked.append(command)
         return SimpleNamespace(returncode=0, stdout="the sums are wrong")
 
-    monkeypatch.setattr(inline_vnni, "_verdicts", {})
-    monkeypatch.setattr(inline_vnni, "_possible", lambda device: True)
+    monkeypatch.setattr(inline_assembly, "_verdicts", {})
+    monkeypatch.setattr(inline_assembly, "_possible", lambda device: True)
     monkeypatch.setattr(subprocess, "run", run)
     twins = [device.with_capabilities(inline_vnni=None) for _ in range(2)]
     for twin in twins:
-        note_inline_vnni(twin)
+        note_inline_assembly(twin)
         assert twin.info.inline_vnni is False
     assert len(asked) == 1
     assert asked[0][-1] == device.info.label
@@ -399,25 +425,25 @@ def test_a_child_that_fails_leaves_the_portable_way(
     def fail(*_: Any, **__: Any) -> None:
         raise failure
 
-    monkeypatch.setattr(inline_vnni, "_verdicts", {})
-    monkeypatch.setattr(inline_vnni, "_possible", lambda device: True)
+    monkeypatch.setattr(inline_assembly, "_verdicts", {})
+    monkeypatch.setattr(inline_assembly, "_possible", lambda device: True)
     monkeypatch.setattr(subprocess, "run", fail)
     twin = device.with_capabilities(inline_vnni=None)
-    note_inline_vnni(twin)
+    note_inline_assembly(twin)
     assert twin.info.inline_vnni is False
     assert ops.int8_product(codes(2, 3), codes(2, 3)).dtype == torch.int32
 
 
 @pytest.mark.parametrize("changes", [{"type": "gpu"}, {"short_loops": True}])
 def test_devices_that_are_no_such_processor_are_not_tried(device: Device, changes: dict[str, Any]) -> None:
-    assert not inline_vnni._possible(device.with_capabilities(**changes))
+    assert not inline_assembly._possible(device.with_capabilities(**changes))
 
 
 def test_the_child_says_what_it_found(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
-    note_inline_vnni(device)
+    note_inline_assembly(device)
     if not device.info.inline_vnni:
         pytest.skip("this device's compiler does not take the instruction")
-    assert inline_vnni.sums_are_right(device)
+    assert inline_assembly.sums_are_right(device, device.info, *inline_assembly._SIZES)
 
 
 def test_features_that_cannot_be_asked_for_are_none() -> None:

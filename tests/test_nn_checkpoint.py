@@ -260,6 +260,8 @@ def test_a_reused_layer_under_checkpoints(oracle: Room, way: str, uses: Around, 
     assert_same(bytes_of(checkpointed), bytes_of(plain))
 
 
+# torch 2.11 complains when it lets go of the checkpoint whose backward was refused.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_second_backward_through_a_checkpoint_is_refused(oracle: Room) -> None:
     for way in WAYS:
         layer = oracle.make()

@@ -17,7 +17,7 @@ from memtrain_cl.bridge import Crossing
 from memtrain_cl.device import Device
 from memtrain_cl.formats import INT8_CHUNK, check_c
 from memtrain_cl.homes import pooled
-from memtrain_cl.inline_vnni import note_inline_vnni
+from memtrain_cl.inline_assembly import note_inline_assembly
 from memtrain_cl.operand import Operand
 from memtrain_cl.ops.cache import require_cache
 from memtrain_cl.ops.launch import ready_device, require_layer, require_seed, require_tensor, require_together
@@ -25,7 +25,7 @@ from memtrain_cl.ops.stochastic import launch_quantize
 from memtrain_cl.ops.ternary import launch_ternary
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import flat_shape
-from memtrain_cl.tuning_int8 import NOTHING, Int8Shape, int8_shape
+from memtrain_cl.tuning_int8 import CHUNK, NOTHING, Int8Shape, int8_shape
 
 #: The longest sum of codes by ternary weights that int32 holds, rounded down to a power of two.
 TERNARY_LONGEST = 1 << 24
@@ -47,15 +47,14 @@ class Codes:
     first: int = 0
     ternary: bool = False
 
-    @property
-    def whole_words(self) -> bool:
-        """Whether every row begins on four bytes."""
-        return self.array.alignment >= 4 and self.lead % 4 == self.start % 4 == 0
+    def begins_on(self, size: int) -> bool:
+        """Whether every row begins on so many bytes, a power of two."""
+        return self.array.alignment >= size and self.lead % size == self.start % size == 0
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(device: Device, sizes: tuple[int, int, int], ternary: bool) -> tuple[Kernel, Int8Shape]:
-    shape = int8_shape(device.info, *sizes, ternary=ternary)
+def _plan(device: Device, sizes: tuple[int, int, int], ternary: bool, chunks: bool) -> tuple[Kernel, Int8Shape]:
+    shape = int8_shape(device.info, *sizes, ternary=ternary, chunks=chunks)
     return get_kernel(device, "matmul_int8", "matmul_int8", NAME="matmul_int8", **shape.constants), shape
 
 
@@ -73,11 +72,11 @@ def launch_int8_product(
     longest = TERNARY_LONGEST if b.ternary else INT8_CHUNK
     if b.length != K or not 0 < K <= longest or (b.scale is not None and a.scale is None):
         raise ValueError(f"expected two operands of one length up to {longest}, got {K} and {b.length}")
-    note_inline_vnni(device)
-    kernel, shape = _plan(device, (M, N, K), b.ternary)
+    note_inline_assembly(device)
+    kernel, shape = _plan(device, (M, N, K), b.ternary, a.begins_on(CHUNK) and b.begins_on(CHUNK))
     factors = (a.scale or out, b.scale or out, out, np.uint32((a.scale is not None) + (b.scale is not None)))
     starts = (np.uint64(value) for value in (a.start, b.start, a.first))
-    own = (shape.block, a.whole_words and b.whole_words) if shape.gpu else (shape.per, shape.columns)
+    own = shape.arguments(words=a.begins_on(4) and b.begins_on(4), N=N)
     counts = (np.uint32(value) for value in (M, N, K, a.lead, b.lead, *own))
     operands = (a.array, b.array, *factors, *_gate_arguments(gate, out))
     return kernel(shape.global_size, shape.local_size, *operands, *starts, *counts)
