@@ -2,6 +2,7 @@
 #   make run         train the demonstration model on the standard library's source, into runs/demo
 #   make test        the test suite on the best OpenCL device of those that pip installs
 #   make platforms   the device tests on every platform, with those that apt brings, and Oclgrind's checkers
+#   make llamacpp    builds llama.cpp (ten minutes or more, with a C++ compiler) and tests exported models in it
 #   make acceptance  the long checks; results go to bench/results
 #   make lint        ruff and mypy
 # ARGS="..." is handed to the program that the target runs, for example: make run ARGS="--steps 100"
@@ -13,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .NOTPARALLEL:
-.PHONY: run test platforms acceptance lint clean
+.PHONY: run test platforms llamacpp acceptance lint clean
 
 # The CPU runtime that pip installs, where there is one (x86-64 Linux), else the best device; DEVICE=... chooses another.
 DEVICE ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),cpu)
@@ -27,6 +28,9 @@ test: $(VENV)/.installed-test
 
 platforms: $(VENV)/.installed-test
 	$(BIN)/python scripts/platforms.py --jobs $(JOBS) $(ARGS)
+
+llamacpp: $(VENV)/.installed-llamacpp
+	$(BIN)/python -m pytest -m llamacpp $(ARGS)
 
 acceptance: $(VENV)/.installed-test
 	$(BIN)/python -m bench.acceptance $(ARGS)
@@ -42,6 +46,11 @@ clean:
 $(VENV)/.installed-run: EXTRAS := cpu,plot
 $(VENV)/.installed-test: EXTRAS := cpu,pocl,test
 $(VENV)/.installed-lint: EXTRAS := dev,test
+$(VENV)/.installed-llamacpp: EXTRAS := cpu,llamacpp,test
+# From its source package, without the part that sees pictures.
+$(VENV)/.installed-llamacpp: export PIP_NO_BINARY := llama-cpp-python
+$(VENV)/.installed-llamacpp: export CMAKE_ARGS := -DLLAVA_BUILD=OFF
+$(VENV)/.installed-llamacpp: export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "expected Python 3.11 or newer, got " + sys.version.split()[0])'
