@@ -41,7 +41,8 @@ from bench.agreement import EVERY, PLACE, all_hold, compare
 from bench.harness import RESULTS, Bench, slug
 from memtrain_cl.device import get_device, put_first, use_device
 from memtrain_cl.export.atomic import atomic_path
-from memtrain_cl.lm.run import METRICS, MODEL, plan_run, run_training
+from memtrain_cl.lm.files import METRICS, MODEL
+from memtrain_cl.lm.run import plan_run, run_training
 
 RESUME_STEPS = 40
 #: How far counters may end above dense linears.

@@ -11,7 +11,7 @@ import torch
 
 from memtrain_cl.errors import CorruptFile, MemtrainError
 from memtrain_cl.export.packed import read_engine
-from memtrain_cl.lm import run
+from memtrain_cl.lm import files, run
 from memtrain_cl.lm.checkpoint import load_checkpoint
 from memtrain_cl.lm.data import load_corpus
 from memtrain_cl.lm.generate import build_model, generate
@@ -46,8 +46,8 @@ def tensors_of(value: Any, name: str = "") -> dict[str, torch.Tensor]:
 
 def assert_same_run(first: Path, second: Path) -> None:
     (config, state), (other_config, other) = (
-        load_checkpoint(first / run.CHECKPOINT),
-        load_checkpoint(second / run.CHECKPOINT),
+        load_checkpoint(first / files.CHECKPOINT),
+        load_checkpoint(second / files.CHECKPOINT),
     )
     assert config == other_config
     assert state["step"] == other["step"]
@@ -56,7 +56,7 @@ def assert_same_run(first: Path, second: Path) -> None:
     assert any("exp_avg" in name for name in ours)
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
-    for name in (run.MODEL, run.CHECKPOINT):
+    for name in (files.MODEL, files.CHECKPOINT):
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
 
 
@@ -67,11 +67,11 @@ def test_a_lengthened_run_ends_with_the_bytes_of_one_that_went_through(
     flags = {**tiny, "linear": linear}
     train(tmp_path / "whole", flags)
     train(tmp_path / "halves", {**flags, "steps": 5})
-    half = (tmp_path / "halves" / run.MODEL).read_bytes()
+    half = (tmp_path / "halves" / files.MODEL).read_bytes()
     train(tmp_path / "halves", {"steps": 10}, resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "halves")
-    assert (tmp_path / "halves" / run.MODEL).read_bytes() != half  # the second half did train
-    steps = [row["step"] for row in read_metrics(tmp_path / "halves" / run.METRICS)]
+    assert (tmp_path / "halves" / files.MODEL).read_bytes() != half  # the second half did train
+    steps = [row["step"] for row in read_metrics(tmp_path / "halves" / files.METRICS)]
     assert steps == list(range(1, 11))
 
 
@@ -97,7 +97,7 @@ def test_a_stopped_run_ends_with_the_bytes_of_one_that_went_through(
             run.Interrupted, match="after step 4 of 10 and saved; go on with: memtrain-cl train --resume --out"
         ):
             train(tmp_path / "stopped", flags)
-    assert not (tmp_path / "stopped" / run.MODEL).exists()
+    assert not (tmp_path / "stopped" / files.MODEL).exists()
     with pytest.raises(ValueError, match="without an unfinished run"):
         train(tmp_path / "stopped", flags)
     train(tmp_path / "stopped", {}, resume=True)
@@ -175,7 +175,7 @@ def test_counters_learn_and_frozen_ones_do_not_move(tmp_path: Path, tiny: dict[s
     assert learning.val_bpb < frozen.val_bpb < first.val_bpb
     name = "model.layers.0.mlp.up_proj"
     states = {
-        key: read_engine(tmp_path / key / run.MODEL).layers[name].state.tobytes()
+        key: read_engine(tmp_path / key / files.MODEL).layers[name].state.tobytes()
         for key in ("learning", "frozen", "first")
     }
     assert states["frozen"] == states["first"] != states["learning"]
@@ -234,14 +234,14 @@ def test_a_new_run_replaces_a_finished_one(tmp_path: Path, tiny: dict[str, Any])
     flags = {**tiny, "linear": "dense", "steps": 2}
     train(tmp_path / "run", flags)
     train(tmp_path / "run", {**flags, "steps": 1})
-    assert [row["step"] for row in read_metrics(tmp_path / "run" / run.METRICS)] == [1]
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / files.METRICS)] == [1]
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a checkpoint", None])
 def test_a_broken_checkpoint_is_named(tmp_path: Path, tiny: dict[str, Any], damage: bytes | None) -> None:
     out = tmp_path / "run"
     train(out, {**tiny, "linear": "dense", "steps": 1})
-    path = out / run.CHECKPOINT
+    path = out / files.CHECKPOINT
     path.write_bytes(path.read_bytes()[:-100] if damage is None else damage)
     with pytest.raises(CorruptFile, match=r"checkpoint\.pt"):
         plan_run(out, {}, resume=True)
@@ -250,17 +250,17 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path, tiny: dict[str, Any], dama
 def test_one_changed_bit_in_a_checkpoint_is_noticed(tmp_path: Path, tiny: dict[str, Any]) -> None:
     out = tmp_path / "run"
     train(out, {**tiny, "linear": "dense", "steps": 1})
-    path = out / run.CHECKPOINT
+    path = out / files.CHECKPOINT
     whole = bytearray(path.read_bytes())
     whole[len(whole) // 2] ^= 1  # within a weight
     path.write_bytes(whole)
-    with pytest.raises(CorruptFile, match="checksum"):
+    with pytest.raises(CorruptFile, match="CRC"):
         plan_run(out, {}, resume=True)
 
 
 def test_a_checkpoint_with_other_contents_is_named(tmp_path: Path) -> None:
     for content in ([1, 2], {"format": 2}, {"format": 1, "step": "three"}):
-        torch.save(content, tmp_path / run.CHECKPOINT)
+        torch.save(content, tmp_path / files.CHECKPOINT)
         with pytest.raises(CorruptFile, match=r"checkpoint\.pt: expected"):
             plan_run(tmp_path, {}, resume=True)
 
@@ -283,7 +283,7 @@ def test_generation_from_the_file_follows_the_live_model_and_the_seed(
     assert state is not None
     trainer = Trainer(config, load_corpus(config.text, config.model.seq))
     trainer.load_state(state)
-    model = build_model(read_engine(out / run.MODEL), out / run.MODEL)
+    model = build_model(read_engine(out / files.MODEL), out / files.MODEL)
     # 60 bytes outgrow the context of 32, so the window has to move.
     assert list(generate(model, b"line", 60, 0.0, 0)) == list(generate(trainer.model.eval(), b"line", 60, 0.0, 0))
     drawn = [bytes(generate(model, b"line", 40, 1.0, seed)) for seed in (1, 1, 2)]

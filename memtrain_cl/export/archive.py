@@ -18,10 +18,15 @@ from typing import cast
 from memtrain_cl.errors import CorruptFile
 from memtrain_cl.export.hostile import corrupt, open_regular
 
-#: The first bytes of an archive that holds something.
-MAGIC = b"PK\x03\x04"
+#: The first bytes of an archive, and of one without members.
+_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 _LOCAL_HEADER = 30
 _PIECE = 2**20
+
+
+def is_archive(head: bytes) -> bool:
+    """Whether a file that begins so is a zip archive."""
+    return head.startswith(_MAGICS)
 
 
 class StoredArchive:

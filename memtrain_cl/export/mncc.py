@@ -110,9 +110,14 @@ def _write_parts(file: BufferedWriter, layer: LayerState) -> None:
 
 def read_mncc(path: Path) -> dict[str, MnccLayer]:
     """The layers of a file, in its order. CorruptFile for any fault, OSError when there is no file."""
+    return dict(mncc_layers(path))
+
+
+def mncc_layers(path: Path) -> Iterator[tuple[str, MnccLayer]]:
+    """The layers one at a time, with their names; errors as read_mncc's, some of them behind the last layer."""
     file, size = open_regular(path)
     with file:
-        return dict(_Reader(file, size, path).layers())
+        yield from _Reader(file, size, path).layers()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ float32 quant_scale (1.0); int32 has_scales (0); int32 scale_axis (-1); int64 bl
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Mapping
 from io import BufferedReader
@@ -21,6 +22,7 @@ from memtrain_cl.export.atomic import atomic_folder, atomic_path
 from memtrain_cl.export.hostile import MAX_DIMS, corrupt, element_count, open_regular, read_array, read_exactly
 from memtrain_cl.export.layout import layer_fault
 from memtrain_cl.export.packed import layer_tensors
+from memtrain_cl.export.per_layer import PerLayer, seeds, value_for
 from memtrain_cl.formats import LayerState, check_c, packed_row_bytes
 
 MAGIC_1, MAGIC_2 = b"MCLTEN1\0", b"MCLTEN2\0"
@@ -115,6 +117,29 @@ def write_motifcl(
         for file_name, array in files.items():
             _write(folder / file_name, array)
     return list(files)
+
+
+def read_motifcl_folder(folder: Path, C: PerLayer | None, *, seed: int = 0) -> dict[str, LayerState]:
+    """Every layer of a folder, by name: each file ``<name>_state.mt`` is one's. Other files are left alone.
+
+    C: for all layers, or by pattern of their names (see `per_layer`); ValueError where it is said of none or another
+    range. Each layer gets a seed of its own out of `seed`. Errors as in read_motifcl, and CorruptFile for rows without
+    a state.
+    """
+    files = {path.name for path in folder.iterdir()}
+    names = sorted(name.removesuffix("_state.mt") for name in files if name.endswith("_state.mt"))
+    for name in sorted(files):
+        layer = re.sub(r"_(scale|v)\.mt$", "", name)
+        if layer != name and f"{layer}_state.mt" not in files:
+            raise corrupt(folder / name, "layer", f"{layer}_state.mt beside it", "none")
+    of_layer = seeds(names, seed)
+    layers = {}
+    for name in names:
+        radix = value_for(name, C)
+        if radix is None:
+            raise ValueError(f"layer {name!r}: expected C, which the files do not say")
+        layers[name] = read_motifcl(folder, name, radix, seed=of_layer[name])
+    return layers
 
 
 def read_motifcl(folder: str | os.PathLike[str], name: str, C: int, *, seed: int = 0) -> LayerState:

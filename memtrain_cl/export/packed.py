@@ -192,21 +192,28 @@ def read_engine(path: str | os.PathLike[str], *, mapped: bool = False) -> Engine
         return EngineFile(layers, tensors, reader.metadata.model, reader.metadata.created_by)
 
 
-def export_model(module: nn.Module, path: str | os.PathLike[str], model: Mapping[str, Any]) -> None:
-    """Writes a torch module: its counter layers packed, the rest of its state_dict as ordinary tensors.
+def pack_module(module: nn.Module, model: Mapping[str, Any]) -> EngineFile:
+    """A torch module as an engine file holds it: its counter layers packed, in copies, and the rest of its state_dict
+    as ordinary tensors over the memory of those on the CPU.
 
-    model: JSON values that say how to build the module again. Errors as in write_engine; ValueError too for a layer
-    that does not pack (C > 11, in_features not a multiple of 4) and for state that is no dense tensor.
+    model: JSON values that say how to build the module again. ValueError for a layer that does not pack (C > 11,
+    in_features not a multiple of 4) and for state that is no dense tensor.
     """
     from memtrain_cl.nn import layer_state
 
     layers, rest = _split(module)
-    write_engine(
-        path,
+    return EngineFile(
         {name: layer_state(layer) for name, layer in layers.items()},
         {name: to_tensor(name, value) for name, value in rest.items()},
         model,
+        memtrain_cl.__version__,
     )
+
+
+def export_model(module: nn.Module, path: str | os.PathLike[str], model: Mapping[str, Any]) -> None:
+    """Writes a torch module as `pack_module` makes it. Errors as in pack_module and write_engine."""
+    packed = pack_module(module, model)
+    write_engine(path, packed.layers, packed.tensors, packed.model)
 
 
 def load_into(module: nn.Module, engine: EngineFile) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,9 @@ import torch
 
 from memtrain_cl.errors import CorruptFile
 from memtrain_cl.export.atomic import atomic_path
+from memtrain_cl.export.hostile import corrupt
+from memtrain_cl.export.packed import EngineFile, pack_module
+from memtrain_cl.export.torch_archive import load_archive
 from memtrain_cl.lm.config import TrainConfig
 
 FORMAT = 1
@@ -53,19 +55,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[TrainConfig, dict[str
     """The configuration and the state of a run. OSError when there is no file, CorruptFile when it is not a whole
     checkpoint.
     """
-    with open(path, "rb"):  # so that a missing or forbidden file is told apart from a broken one
-        pass
-    try:
-        with zipfile.ZipFile(path) as archive:  # torch does not compare the checksums that it writes
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
-        # mmap=False: the file may be replaced while its tensors are still in use.
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
-    except Exception as error:  # what torch raises for a damaged file depends on where the damage is
-        raise CorruptFile(
-            f"{Path(path)}: expected a checkpoint of memtrain-cl train, got a damaged or another file ({error})"
-        ) from error
+    state = load_archive(path)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CorruptFile(f"{Path(path)}: expected a checkpoint of format {FORMAT}, got another kind of file")
     for name, kind in _FIELDS.items():
@@ -80,3 +70,28 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[TrainConfig, dict[str
     if state["step"] < 0:
         raise CorruptFile(f"{Path(path)}: expected step >= 0, got {state['step']}")
     return config, state
+
+
+def read_checkpoint_model(path: str | os.PathLike[str]) -> EngineFile:
+    """The model of a run's checkpoint as the run's end would export it. Errors as in load_checkpoint."""
+    from memtrain_cl.lm.generate import model_description
+    from memtrain_cl.lm.model import CausalLM, counter_layers
+    from memtrain_cl.lm.trainer import schedule
+
+    config, state = load_checkpoint(path)
+    shape = config.model
+    weights = shape.layers * (4 * shape.dim + 3 * shape.hidden) * shape.dim
+    least, size = weights // 4 * 3 + 4 * 2 * shape.vocab * shape.dim, os.path.getsize(path)
+    if least > size:  # before a model of that size is made
+        raise corrupt(path, "config", f"a model within the file's {size} bytes", f"one of at least {least}")
+    model = CausalLM(shape)
+    try:
+        model.load_state_dict(state["model"])
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise CorruptFile(
+            f"{Path(path)}: expected the state of the model it describes, got another: {str(error).splitlines()[0]}"
+        ) from error
+    if state["step"]:
+        for layer in counter_layers(model):
+            layer.lr = shape.counter_lr * schedule(state["step"] - 1)
+    return pack_module(model, model_description(shape))
