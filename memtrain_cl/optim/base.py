@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import importlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, overload
@@ -64,7 +65,7 @@ class BackwardOptimizer(torch.optim.Optimizer, abc.ABC):
     # ---- parameters ----------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. TypeError for parameters of other dtypes."""
+        """As torch's. TypeError for parameters of other dtypes, ValueError for two that lie in the same memory."""
         group = param_group
         if isinstance(group.get("params"), torch.Tensor):
             group["params"] = [group["params"]]
@@ -72,11 +73,18 @@ class BackwardOptimizer(torch.optim.Optimizer, abc.ABC):
             group["params"] = list(group["params"])
             for item in group["params"]:
                 parameter = item[1] if isinstance(item, tuple) else item
+                if hasattr(parameter, "device_mesh"):
+                    raise TypeError(
+                        "expected parameters that lie on one device whole, got a DTensor, whose shards are not "
+                        "stepped: train with DistributedDataParallel, or one process a model"
+                    )
                 if isinstance(parameter, torch.Tensor) and parameter.dtype not in FLOATING:
                     raise TypeError(
                         f"expected parameters of {', '.join(map(str, FLOATING))}, got {parameter.dtype} "
                         f"{list(parameter.shape)}"
                     )
+            given = [item[1] if isinstance(item, tuple) else item for item in group["params"]]
+            _require_memory_of_their_own([*self._parameters(), *given])
         super().add_param_group(group)
         if self._backward is not None:
             number = len(self.param_groups) - 1
@@ -186,6 +194,28 @@ class BackwardOptimizer(torch.optim.Optimizer, abc.ABC):
         super().__setstate__({**state, "ops": importlib.import_module(state["ops"])} if copied else state)
         if copied:
             self._attach()
+
+
+def _require_memory_of_their_own(parameters: Sequence[Any]) -> None:
+    """ValueError where two parameters, not one given twice, hold the same elements: they would be stepped twice, or
+    both at once. Of views with gaps, which may lie in each other's, nothing is said.
+    """
+    lies: dict[tuple[torch.device, int], list[tuple[int, int, torch.Tensor]]] = {}
+    for parameter in {id(one): one for one in parameters if isinstance(one, torch.Tensor)}.values():
+        if parameter.numel() and parameter.is_contiguous() and not parameter.is_meta:
+            memory = parameter.untyped_storage().data_ptr()
+            first = int(parameter.storage_offset()) * parameter.element_size()
+            last = first + parameter.numel() * parameter.element_size()
+            if memory:
+                lies.setdefault((parameter.device, memory), []).append((first, last, parameter))
+    for places in lies.values():
+        places.sort(key=lambda place: place[:2])
+        for (_, end, one), (begin, _, other) in itertools.pairwise(places):
+            if begin < end:
+                raise ValueError(
+                    f"expected parameters with memory of their own, got {list(one.shape)} and {list(other.shape)} in "
+                    "the same; pass one parameter, which its owners share"
+                )
 
 
 def placed(tensor: torch.Tensor) -> torch.Tensor:

@@ -106,10 +106,16 @@ def default_ops() -> ModuleType:
 
 
 def require_values(name: str, tensor: Any) -> torch.Tensor:
-    """The tensor, detached; TypeError unless it is a dense one of floating numbers."""
+    """The tensor, detached; TypeError unless it is a dense one of floating numbers, ValueError for float64 numbers that
+    float32 does not hold.
+    """
     if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.layout is not torch.strided:
         got = f"{tensor.dtype}, {tensor.layout}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise TypeError(f"expected {name} as a dense tensor of floating numbers, got {got}")
+    if tensor.dtype == torch.float64:
+        beyond = tensor.isfinite() & tensor.to(torch.float32).isinf()
+        if bool(beyond.any()):
+            raise ValueError(f"expected {name} of numbers that float32 holds, got {float(tensor[beyond][0])!r}")
     return tensor.detach()
 
 
