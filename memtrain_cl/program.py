@@ -180,8 +180,8 @@ def _build(device: Device, file: str, name: str, params: Mapping[str, Any]) -> A
                     # A compiler that talks about a program that it built.
                     warnings.simplefilter("ignore", cl.CompilerWarning)
                     program = cl.Program(device.context, source).build(options=options)
-                    if "TARGET" in params:
-                        program = _for_target(device, program, params["TARGET"])
+                    if "PTX_TARGET" in params:
+                        program = _for_target(device, program, params["PTX_TARGET"])
                     _programs[key] = program
             except cl.Error as error:
                 raise BuildError(
@@ -201,7 +201,7 @@ def get_kernel(device: Device, file: str, name: str, **params: Any) -> Kernel:
     """The kernel `name` of kernels/<file>.cl built for `device` with these template constants (hashable values).
 
     A constant STANDARD names the OpenCL C to build as ("CL3.0"), for kernels that need more than the device's default;
-    TARGET the target of NVIDIA's PTX ("sm_90a"), whose own instructions begin with ``//@`` in inline assembly.
+    PTX_TARGET the target of NVIDIA's PTX ("sm_90a"), whose own instructions begin with ``//@`` in inline assembly.
     Raises BuildError with kernel, parameters, device and the compiler's log. Built once a process and constant set.
     """
     # With their types, since 1, 1.0 and True are equal and render differently.

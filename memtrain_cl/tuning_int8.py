@@ -82,7 +82,7 @@ def _tensor_core_shape(info: DeviceInfo, M: int, N: int) -> Int8Shape:
     own = {"WARPS_M": down, "WARPS_N": across, "DEPTH": _STAGE_DEPTH, "STAGES": _STAGES[kind], "BAND": _BAND}
     constants = {**NOTHING, "KIND": kind, "GPU": 1, **own}
     if kind == "wgmma":
-        constants["TARGET"] = "sm_90a"
+        constants["PTX_TARGET"] = "sm_90a"
     items = 32 * down * across
     return Int8Shape(constants, True, (groups * items,), (items,), 0, 1, 1)
 
