@@ -7,6 +7,7 @@ import tempfile
 import tracemalloc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -23,7 +24,8 @@ from tests.export_cases import random_layer
 
 def model_file(linear: str = "counter", **shape: int) -> EngineFile:
     """An engine file of a model with random parts, as `memtrain-cl train` would export it."""
-    config = ModelConfig(**{"layers": 2, "dim": 256, "heads": 4, "hidden": 512, "seq": 32, "C": 11, **shape})
+    usual: dict[str, Any] = {"layers": 2, "dim": 256, "heads": 4, "hidden": 512, "seq": 32, "C": 11}
+    config = ModelConfig(**{**usual, **shape})
     llama = LlamaShape(
         config.layers,
         config.dim,
@@ -158,16 +160,19 @@ def corrupted(whole: bytes, data: st.DataObject) -> bytes:
     return bytes(broken)
 
 
-def judge(broken: bytes) -> None:
-    """The file is refused, or what loads has the declared shapes; and no large allocation."""
+def judge(broken: bytes) -> bool:
+    """Whether the file loads: then with the declared shapes, and else it is refused by name; little is allocated."""
     tracemalloc.start()
     try:
         read_bytes(broken)
+        loads = True
     except CorruptFile:
-        pass
+        loads = False
     except ValueError as fault:  # a type that holds no floating numbers, and says so
         assert "expected a type of floating numbers" in str(fault)  # noqa: PT017
+        loads = True
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 2_000_000 + 40 * len(broken)
+    return loads
