@@ -28,7 +28,7 @@ ONCE = {
     *("test_torch_fused_optimizers.py", "test_torch_memory.py", "test_torch_models.py", "test_torch_moves.py"),
     *("test_torch_ops.py", "test_torch_state.py", "test_torch_training.py", "test_torch_types.py"),
     *("test_torch_views.py", "test_budget.py", "test_cli_budget.py", "test_lm_keeping.py", "test_lora_example.py"),
-    *("test_moments.py", "test_nn_reversible.py", "test_recompute.py", "test_recompute_policy.py"),
+    *("test_lm_files.py", "test_moments.py", "test_nn_reversible.py", "test_recompute.py", "test_recompute_policy.py"),
 }
 
 

@@ -23,6 +23,8 @@ from memtrain_cl.nn import CompactCounterLinear, PackedRMSCounterLinear, RMSCoun
 from tests.export_cases import GOLDEN, golden_layer, pack
 
 State = dict[str, Any]
+#: What a checkpoint of memtrain-cl train holds beside the model, as far as it matters here.
+RUN: State = {"format": 1, "config": {"model": {"C": 11}}, "corpus": "", "step": 3, "torch_rng": None}
 
 
 def published(name: str = "l", *, packed: bool = False, moments: bool = True, **changes: Any) -> State:
@@ -150,6 +152,7 @@ def test_a_model_says_C_and_in_features(tmp_path: Path) -> None:
         ({**published(), "l.clock": torch.tensor([3, 0, 0, 0])}, r"l\.clock"),
         ({**published(), "x": 5}, "entry x: expected a tensor under a name, got 'int'"),
         (dict([*published().items(), (5, torch.zeros(1))]), "entry 5: expected a tensor under a name"),
+        ({**RUN, "config": {}, "model": published()}, "config: expected a model with its C"),
         ([1, 2], "content: expected a state_dict, got 'list'"),
         (
             {"x": torch.zeros(4).expand(3, 4)},
@@ -169,7 +172,7 @@ def test_faults_are_named(tmp_path: Path, content: Any, message: str) -> None:
 def test_what_a_checkpoint_is_not(tmp_path: Path) -> None:
     for content, message in [
         ({"x": torch.zeros(1)}, "expected counter layers"),
-        ({"format": 1, "config": {}, "model": published()}, "memtrain-cl export takes it"),
+        ({**RUN, "model": published()}, "memtrain-cl export takes it"),
         (published(state=torch.zeros(2, 10, dtype=torch.uint8)), "in fours"),
         ({**published(), "l.accumulation": torch.zeros(4)}, "sum of gradients"),
     ]:

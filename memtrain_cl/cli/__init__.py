@@ -8,6 +8,7 @@ stderr), 130 interrupted.
 from __future__ import annotations
 
 import importlib
+import keyword
 import logging
 import sys
 import warnings
@@ -21,13 +22,15 @@ import memtrain_cl
 from memtrain_cl.errors import MemtrainError
 from memtrain_cl.runtimes import share_cores
 
-#: Command -> module of memtrain_cl.cli that holds a function of the command's name, in the order of --help.
+#: Command -> module of memtrain_cl.cli that holds a function of the command's name ("import_" for a name that Python
+#: keeps to itself), in the order of --help.
 COMMANDS = {
     "train": "train",
     "generate": "generate",
     "budget": "budget",
     "inspect": "files",
     "export": "files",
+    "import": "importing",
     "doctor": "devices",
     "devices": "devices",
     "verify": "verify",
@@ -44,7 +47,8 @@ class LazyGroup(TyperGroup):
         module = COMMANDS.get(cmd_name)
         if module is None:
             return None
-        function = getattr(importlib.import_module(f"memtrain_cl.cli.{module}"), cmd_name)
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        function = getattr(importlib.import_module(f"memtrain_cl.cli.{module}"), name)
         single = typer.Typer(add_completion=False)
         single.command(cmd_name)(function)
         return typer.main.get_command(single)

@@ -42,6 +42,8 @@ KEYS = ("state_dict", "model_state_dict", "model")
 _SHARED = 4
 _ROWS = ("scale", "v", "s_base")
 _OURS = ("seed", "step", "clock")
+#: What a checkpoint of memtrain-cl train holds.
+_RUN = {"format", "config", "corpus", "model", "step", "torch_rng"}
 _OF_LAYERS = ("state", *_ROWS, *_OURS)
 
 
@@ -84,7 +86,7 @@ def read_checkpoint(
 @dataclass(frozen=True)
 class Checkpoint:
     """A loaded checkpoint. tensors: the state_dict.   layers: names of its counter layers.   said: what its metadata
-    says of their C.   run: what one of memtrain-cl train holds beside the state_dict; None for others.
+    says of their C.   run: the step and the model's configuration of one of memtrain-cl train; None for others.
     """
 
     path: Path
@@ -122,14 +124,25 @@ def open_checkpoint(path: Path) -> Checkpoint:
     content = load_archive(path)
     if not isinstance(content, dict):
         raise corrupt(path, "content", "a state_dict", type(content).__name__)
-    run = dict(content) if content.keys() >= {"format", "config", "model"} else None
+    run = _run(content, path) if content.keys() >= _RUN else None
     inside = [key for key in KEYS if isinstance(content.get(key), dict)]
     if len(inside) == 1:
         content = content[inside[0]]
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise corrupt(path, f"entry {name}", "a tensor under a name", type(value).__name__)
-    return Checkpoint(path, dict(content), _layer_names(content, path), _said(content, path), run)
+    names = _layer_names(content, path)
+    said = _said(content, path) if run is None else dict.fromkeys(names, run["C"])
+    return Checkpoint(path, dict(content), names, said, run)
+
+
+def _run(content: Mapping[Any, Any], path: Path) -> dict[str, Any]:
+    config, step = content["config"], content["step"]
+    model = config.get("model") if isinstance(config, dict) else None
+    if not isinstance(model, dict) or type(model.get("C")) is not int or type(step) is not int:
+        raise corrupt(path, "config", "a model with its C, and a step", "another")
+    plain = {str(key): value for key, value in model.items() if isinstance(value, bool | int | float | str)}
+    return {"step": step, **plain}
 
 
 def _said(content: Mapping[str, Any], path: Path) -> dict[str, int]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from memtrain_cl.export.codes import first_bad_code
 from memtrain_cl.export.hostile import corrupt, shorten
-from memtrain_cl.formats import DECIMATION_PERIODS, LayerState, check_c, packed_row_bytes
+from memtrain_cl.formats import DECIMATION_PERIODS, LayerState, check_c, code_count, packed_row_bytes
 
 KEY = "memtrain_cl"
 FORMAT = 1
@@ -70,6 +70,12 @@ def tensor_name(layer: str, suffix: str) -> str:
     return f"{layer}.{suffix}" if layer else suffix
 
 
+def rows_of(layer: LayerState) -> dict[str, np.ndarray]:
+    """The layer's arrays of one number a row, by suffix."""
+    rows = {"scale": layer.scale, "v": layer.v, "s_base": layer.s_base}
+    return {suffix: row for suffix, row in rows.items() if row is not None}
+
+
 def row_fault(suffix: str, row: np.ndarray) -> tuple[str, str] | None:
     """(expected, got) of the first value out of bounds: scale and s_base > 0, v >= 0, all finite; or None."""
     good = np.isfinite(row) & ((row >= 0) if suffix == "v" else (row > 0))
@@ -81,19 +87,14 @@ def row_fault(suffix: str, row: np.ndarray) -> tuple[str, str] | None:
 
 def layer_fault(layer: LayerState) -> tuple[str, str, str] | None:
     """(suffix, expected, got) of the first value out of bounds in a layer's arrays, or None."""
-    for suffix in ("scale", "v", "s_base"):
-        row = getattr(layer, suffix)
-        fault = None if row is None else row_fault(suffix, row)
+    for suffix, row in rows_of(layer).items():
+        fault = row_fault(suffix, row)
         if fault:
             return (suffix, *fault)
     bad = first_bad_code(layer.state, layer.C)
     if bad:
-        row, column = divmod(bad[0], layer.in_features)
-        return (
-            "state",
-            f"codes below {3 * (2 * layer.C - 1)} (C = {layer.C})",
-            f"{bad[1]} at row {row}, column {column}",
-        )
+        place = "row {}, column {}".format(*divmod(bad[0], layer.in_features))
+        return "state", f"codes below {code_count(layer.C)} (C = {layer.C})", f"{bad[1]} at {place}"
     return None
 
 

@@ -34,6 +34,8 @@ MAGIC = b"MNCC0001"
 _COUNT = struct.Struct("<I")
 _SIZES = struct.Struct("<4I")
 _SALIENT_BYTES = 8 + 4
+#: The arrays of a layer, in the file's order.
+PARTS = ("perm", "t", "c", "scale", "index", "value")
 
 Path = str | os.PathLike[str]
 

@@ -29,6 +29,7 @@ MAGIC_1, MAGIC_2 = b"MCLTEN1\0", b"MCLTEN2\0"
 _DTYPES: dict[int, np.dtype[Any]] = {0: np.dtype("<f4"), 3: np.dtype("u1")}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _QUANT = struct.Struct("<fiiq")
+_STATE = "_state.mt"
 _NO_QUANT = {"quant_scale": 1.0, "has_scales": 0, "scale_axis": -1, "block_size": 0}
 
 
@@ -119,6 +120,11 @@ def write_motifcl(
     return list(files)
 
 
+def layer_names(folder: Path) -> list[str]:
+    """The layers whose states stand in a folder, sorted."""
+    return sorted(path.name.removesuffix(_STATE) for path in folder.iterdir() if path.name.endswith(_STATE))
+
+
 def read_motifcl_folder(folder: Path, C: PerLayer | None, *, seed: int = 0) -> dict[str, LayerState]:
     """Every layer of a folder, by name: each file ``<name>_state.mt`` is one's. Other files are left alone.
 
@@ -126,12 +132,11 @@ def read_motifcl_folder(folder: Path, C: PerLayer | None, *, seed: int = 0) -> d
     range. Each layer gets a seed of its own out of `seed`. Errors as in read_motifcl, and CorruptFile for rows without
     a state.
     """
-    files = {path.name for path in folder.iterdir()}
-    names = sorted(name.removesuffix("_state.mt") for name in files if name.endswith("_state.mt"))
-    for name in sorted(files):
-        layer = re.sub(r"_(scale|v)\.mt$", "", name)
-        if layer != name and f"{layer}_state.mt" not in files:
-            raise corrupt(folder / name, "layer", f"{layer}_state.mt beside it", "none")
+    names = layer_names(folder)
+    for path in sorted(folder.iterdir()):
+        layer = re.sub(r"_(scale|v)\.mt$", "", path.name)
+        if layer != path.name and layer not in names:
+            raise corrupt(path, "layer", f"{layer}{_STATE} beside it", "none")
     of_layer = seeds(names, seed)
     layers = {}
     for name in names:

@@ -24,7 +24,7 @@ from memtrain_cl.export.archive import StoredArchive
 from memtrain_cl.export.atomic import atomic_path
 from memtrain_cl.export.codes import first_above, pack_codes, unpack_codes
 from memtrain_cl.export.hostile import corrupt, element_count, read_array
-from memtrain_cl.export.layout import layer_fault, row_fault, tensor_name
+from memtrain_cl.export.layout import layer_fault, row_fault, rows_of, tensor_name
 from memtrain_cl.export.per_layer import seeds
 from memtrain_cl.formats import LayerState, check_c, code_count
 
@@ -64,9 +64,7 @@ def write_npz(path: Path, layers: Mapping[str, LayerState]) -> None:
 
 def _arrays(layer: LayerState) -> dict[str, np.ndarray]:
     codes = unpack_codes(layer.state).reshape(layer.out_features, layer.in_features)
-    arrays = {"codes": codes, "C": np.array(layer.C, dtype=np.int64), "scale": layer.scale}
-    rows = {"v": layer.v, "s_base": layer.s_base}
-    return arrays | {name: row for name, row in rows.items() if row is not None}
+    return {"codes": codes, "C": np.array(layer.C, dtype=np.int64), **rows_of(layer)}
 
 
 def read_npz(path: Path, *, seed: int = 0) -> dict[str, LayerState]:

@@ -1,8 +1,7 @@
-"""What `memtrain-cl inspect` tells about a file, as plain data. States are read one layer at a time."""
+"""What is told about a file, as plain data: `memtrain_cl.export.inspection` makes it of each format."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,13 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from memtrain_cl.export.codes import first_bad_code, ternary_counts
-from memtrain_cl.export.container import code_and_shape
-from memtrain_cl.export.hostile import corrupt, open_regular
-from memtrain_cl.export.layout import tensor_name
-from memtrain_cl.export.motifcl import MAGIC_1, MAGIC_2, read_mt
-from memtrain_cl.export.packed import EngineReader
-from memtrain_cl.formats import check_c
+from memtrain_cl.export.codes import ternary_counts
+from memtrain_cl.formats import LayerState
 
 
 @dataclass(frozen=True)
@@ -31,8 +25,11 @@ class TensorSummary:
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One counter layer. bytes: state, scale, v and s_base. minus, zero, plus: shares of the visible weights; None when
-    there are none, or when a bare state file leaves C (and with it the other fields that are None) unsaid."""
+    """One layer of ternary weights. bytes: all that stands for it. minus, zero, plus: shares of the visible weights.
+
+    None is what the file does not say: C, and with it the shares, of a bare MotifCL state; in_features of a checkpoint
+    whose states may mean two; C, seed and step of GGUF. weights is 0 where in_features is not known.
+    """
 
     name: str
     kind: str | None
@@ -52,7 +49,10 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class FileSummary:
-    """A whole file. format: "engine 1", "MotifCL 1" or "MotifCL 2"."""
+    """A whole file, or a folder of MotifCL tensors. format: its kind and version, such as "engine 1".
+
+    hint: what to say for a fuller answer, or "".
+    """
 
     file: str
     format: str
@@ -61,13 +61,15 @@ class FileSummary:
     model: Mapping[str, Any]
     layers: list[LayerSummary]
     tensors: list[TensorSummary]
+    hint: str = ""
 
     @property
     def counters(self) -> LayerSummary | None:
         """All layers taken together (None when there are none)."""
         if not self.layers:
             return None
-        weights = sum(layer.weights for layer in self.layers)
+        unsaid = any(layer.in_features is None and not layer.weights and layer.bytes for layer in self.layers)
+        weights = 0 if unsaid else sum(layer.weights for layer in self.layers)
         nbytes = sum(layer.bytes for layer in self.layers)
         radices, steps = ({getattr(layer, name) for layer in self.layers} for name in ("C", "step"))
         known = weights > 0 and all(layer.minus is not None or not layer.weights for layer in self.layers)
@@ -75,106 +77,72 @@ class FileSummary:
             sum((getattr(layer, name) or 0.0) * layer.weights for layer in self.layers) / weights if known else None
             for name in ("minus", "zero", "plus")
         )
-        return LayerSummary(
-            name="all",
-            kind=None,
-            out_features=None,
-            in_features=None,
-            C=radices.pop() if len(radices) == 1 else None,
-            seed=None,
-            step=steps.pop() if len(steps) == 1 else None,
+        return summarize_layer(
+            "all",
             weights=weights,
-            bytes=nbytes,
-            bits_per_weight=_bits(nbytes, weights),
-            minus=minus,
-            zero=zero,
-            plus=plus,
+            nbytes=nbytes,
+            shares=(minus, zero, plus),
+            C=radices.pop() if len(radices) == 1 else None,
+            step=steps.pop() if len(steps) == 1 else None,
         )
 
 
-def summarize(path: str | os.PathLike[str], C: int | None = None) -> FileSummary:
-    """Reads an engine file or a MotifCL tensor, checking all of it. C: for a MotifCL state, which does not say its own.
-
-    CorruptFile for a fault in the file, ValueError for a C out of range or out of place, OSError when there is no file.
-    """
-    file, size = open_regular(path)
-    with file:
-        magic = file.read(8)
-    if magic in (MAGIC_1, MAGIC_2):
-        return _summarize_mt(path, size, "MotifCL 1" if magic == MAGIC_1 else "MotifCL 2", C)
-    if C is not None:
-        raise ValueError("expected C only for a MotifCL state file: an engine file says its own")
-    with EngineReader(path) as reader:
-        entries = reader.container.entries
-        names = sorted(entries, key=_natural)
-        tensors = [TensorSummary(name, entries[name].code, entries[name].shape, entries[name].nbytes) for name in names]
-        layers = [_summarize_layer(reader, name) for name in sorted(reader.metadata.layers, key=_natural)]
-        for name in reader.ordinary:
-            reader.tensor(name)  # its sum is checked; nothing of it is kept
-        metadata = reader.metadata
-        return FileSummary(os.fspath(path), "engine 1", size, metadata.created_by, metadata.model, layers, tensors)
+Shares = tuple[float | None, float | None, float | None]
+UNKNOWN: Shares = (None, None, None)
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    # blocks.2 before blocks.10: a run of digits counts by its length first.
-    return [(len(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
+def summarize_layer(
+    name: str,
+    *,
+    weights: int,
+    nbytes: int,
+    shares: Shares,
+    kind: str | None = None,
+    sizes: tuple[int | None, int | None] = (None, None),
+    C: int | None = None,
+    seed: int | None = None,
+    step: int | None = None,
+    hyper: Mapping[str, Any] | None = None,
+) -> LayerSummary:
+    """A summary out of what is known. sizes: (out_features, in_features)."""
+    bits = 8 * nbytes / weights if weights else None
+    return LayerSummary(name, kind, *sizes, C, seed, step, weights, nbytes, bits, *shares, hyper or {})
 
 
-def _bits(nbytes: int, weights: int) -> float | None:
-    return 8 * nbytes / weights if weights else None
-
-
-def _shares(state: np.ndarray, C: int) -> tuple[float | None, float | None, float | None]:
-    minus, zero, plus = ternary_counts(state, C)
-    total = minus + zero + plus
-    return (minus / total, zero / total, plus / total) if total else (None, None, None)
-
-
-def _summarize_layer(reader: EngineReader, name: str) -> LayerSummary:
-    layer = reader.layer(name)
-    names = (tensor_name(name, suffix) for suffix in reader.metadata.layers[name].shapes)
-    nbytes = sum(reader.container.entries[tensor].nbytes for tensor in names if tensor in reader.container.entries)
-    weights = layer.out_features * layer.in_features
-    minus, zero, plus = _shares(layer.state, layer.C)
-    return LayerSummary(
-        name=name,
+def summarize_state(name: str, layer: LayerState, nbytes: int, *, placed: bool) -> LayerSummary:
+    """A counter layer's. nbytes: of its tensors in the file. placed: whether the file says its seed and step."""
+    return summarize_layer(
+        name,
+        weights=layer.out_features * layer.in_features,
+        nbytes=nbytes,
+        shares=shares_of_state(layer.state, layer.C),
         kind=layer.kind,
-        out_features=layer.out_features,
-        in_features=layer.in_features,
+        sizes=(layer.out_features, layer.in_features),
         C=layer.C,
-        seed=layer.seed,
-        step=layer.step,
-        weights=weights,
-        bytes=nbytes,
-        bits_per_weight=_bits(nbytes, weights),
-        minus=minus,
-        zero=zero,
-        plus=plus,
+        seed=layer.seed if placed else None,
+        step=layer.step if placed else None,
         hyper=layer.hyper,
     )
 
 
-def _summarize_mt(path: str | os.PathLike[str], size: int, kind: str, C: int | None) -> FileSummary:
-    array = read_mt(path)
-    name = os.path.basename(os.fspath(path)).removesuffix(".mt")
-    code, shape = code_and_shape(array)
-    layers = []
-    is_state = array.dtype == np.uint8 and array.size % 3 == 0
-    if C is not None and not is_state:
-        raise ValueError(f"expected C only for a packed state, got a file of {code} {list(shape)}")
-    if is_state:
-        minus = zero = plus = None
-        if C is not None:
-            C = check_c(C, packed=True)
-            bad = first_bad_code(array, C)
-            if bad:
-                raise corrupt(
-                    path, "payload", f"codes below {3 * (2 * C - 1)} (C = {C})", f"{bad[1]} at index {bad[0]}"
-                )
-            minus, zero, plus = _shares(array, C)
-        weights = array.size // 3 * 4
-        bits = _bits(array.nbytes, weights)
-        sizes = (None, None, C, None, None, weights, array.nbytes, bits)
-        layers.append(LayerSummary(name.removesuffix("_state"), None, *sizes, minus, zero, plus))
-    tensors = [TensorSummary(name, code, shape, array.nbytes)]
-    return FileSummary(os.fspath(path), kind, size, None, {}, layers, tensors)
+def shares_of_state(state: np.ndarray, C: int) -> Shares:
+    """Shares of -1, 0, +1 in a packed state; None of an empty one."""
+    return _shares(ternary_counts(state, C))
+
+
+def shares_of_signs(t: np.ndarray) -> Shares:
+    """Shares of -1, 0, +1 in int8 t; None where there are none."""
+    return _shares(tuple(int(np.count_nonzero(t == value)) for value in (-1, 0, 1)))
+
+
+def _shares(counts: tuple[int, ...]) -> Shares:
+    total = sum(counts)
+    if not total:
+        return UNKNOWN
+    minus, zero, plus = (count / total for count in counts)
+    return minus, zero, plus
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts blocks.2 before blocks.10: a run of digits counts by its length first."""
+    return [(len(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
