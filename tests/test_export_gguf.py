@@ -190,6 +190,10 @@ def test_numbers_that_the_types_lack_are_refused(tmp_path: Path, kind: Kind) -> 
         with pytest.raises(ValueError, match=f"'{name}': expected finite values within float.*got {value:g}"):
             write_gguf(path, changed(file, name, value), kind)
         assert list(tmp_path.iterdir()) == []
+    odd = dataclasses.replace(file.layers[Q], C=2)
+    with pytest.raises(ValueError, match=rf"'{Q}\.weight': expected codes below 9 \(C = 2\), got"):
+        write_gguf(path, dataclasses.replace(file, layers={**file.layers, Q: odd}), kind)
+    assert list(tmp_path.iterdir()) == []
     write_gguf(path, changed(file, Q, 65504), kind)
     before = path.read_bytes()
     with pytest.raises(ValueError, match="finite"):

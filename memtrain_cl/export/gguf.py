@@ -86,8 +86,9 @@ class _Plan:
 def write_gguf(path: str | os.PathLike[str], file: EngineFile, kind: Kind) -> GgufReport:
     """Writes the model of an engine file atomically, with one tensor in memory at a time.
 
-    ValueError (and no file) naming the tensor when a row scale leaves float16's normal range or a value is not finite
-    in its type, and when the engine file holds no model of 256 tokens, kind is none of `KINDS`, or there is no gguf.
+    ValueError (and no file) naming the tensor when a row scale leaves float16's normal range, a value is not finite in
+    its type or a code is none of C's, and when the engine file holds no model of 256 tokens, kind is none of `KINDS`,
+    or there is no gguf.
     """
     if kind not in KINDS:
         raise ValueError(f"expected a kind of {', '.join(KINDS)}, got {kind!r}")
@@ -117,7 +118,7 @@ def write_gguf(path: str | os.PathLike[str], file: EngineFile, kind: Kind) -> Gg
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             for plan in plans:
-                writer.write_tensor_data(plan.encode())
+                writer.write_tensor_data(_encoded(plan))
         finally:
             writer.close()
         size = temporary.stat().st_size
@@ -147,17 +148,24 @@ def _plan(name: str, source: str, part: LayerState | np.ndarray, kind: Kind, ord
         return _Plan(written, partial(encode_ternary, ternary, part, scale, order), error)
     dtype = np.dtype(np.float32 if part.ndim == 1 else np.float16)
     written = WrittenTensor(name, source, f"F{8 * dtype.itemsize}", part.shape, part.size * dtype.itemsize)
-    return _Plan(written, partial(_encode_dense, source, part, dtype, order), 0.0)
+    return _Plan(written, partial(_encode_dense, part, dtype, order), 0.0)
 
 
-def _encode_dense(source: str, values: np.ndarray, dtype: np.dtype[Any], order: np.ndarray | None) -> np.ndarray:
+def _encoded(plan: _Plan) -> np.ndarray:
+    try:
+        return plan.encode()
+    except ValueError as fault:
+        raise ValueError(f"tensor {plan.written.source!r}: {fault}") from None
+
+
+def _encode_dense(values: np.ndarray, dtype: np.dtype[Any], order: np.ndarray | None) -> np.ndarray:
     ordered = values if order is None else values[order]
     with np.errstate(over="ignore"):
         stored = np.ascontiguousarray(ordered, dtype=dtype)
     finite = np.isfinite(stored)
     if not finite.all():
         got = ordered.flat[np.argmin(finite)]
-        raise ValueError(f"tensor {source!r}: expected finite values within {dtype}, got {got:g}")
+        raise ValueError(f"expected finite values within {dtype}, got {got:g}")
     return stored
 
 

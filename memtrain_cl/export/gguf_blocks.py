@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memtrain_cl.export.codes import CHUNK, unpack_codes
-from memtrain_cl.formats import LayerState
+from memtrain_cl.formats import LayerState, code_count
 
 BLOCK = 256
 #: float16's normal range.
@@ -49,6 +49,8 @@ def _digits(layer: LayerState, order: np.ndarray | None) -> Iterator[tuple[slice
         rows = slice(start, min(start + step, layer.out_features))
         packed = layer.state[rows] if order is None else layer.state[order[rows]]
         codes = unpack_codes(packed.reshape(-1))
+        if codes.max(initial=0) >= code_count(layer.C):
+            raise ValueError(f"expected codes below {code_count(layer.C)} (C = {layer.C}), got {codes.max()}")
         digits = (codes >= width).view(np.uint8)
         digits += codes >= 2 * width
         yield rows, digits.reshape(-1, layer.in_features)
@@ -120,7 +122,7 @@ def encode_ternary(kind: TernaryType, layer: LayerState, scale: np.ndarray, orde
     """A layer in blocks, uint8 [out, in/256 * block bytes].
 
     Its in_features are a multiple of 256. scale: float16 [out]. order: the layer's row of each row of the file, None
-    for the same.
+    for the same. ValueError for a code that is none of C's.
     """
     blocks = layer.in_features // BLOCK
     out = np.empty((layer.out_features, blocks, kind.block_bytes), dtype=np.uint8)
