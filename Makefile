@@ -30,7 +30,7 @@ platforms: $(VENV)/.installed-test
 	$(BIN)/python scripts/platforms.py --jobs $(JOBS) $(ARGS)
 
 llamacpp: $(VENV)/.installed-llamacpp
-	$(BIN)/python -m pytest -m llamacpp $(ARGS)
+	$(BIN)/python -m pytest tests/test_llamacpp.py $(ARGS)
 
 acceptance: $(VENV)/.installed-test
 	$(BIN)/python -m bench.acceptance $(ARGS)
