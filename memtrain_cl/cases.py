@@ -23,6 +23,7 @@ from memtrain_cl.cases_adam import adam_cases
 from memtrain_cl.cases_aten import aten_cases
 from memtrain_cl.cases_automagic import automagic_cases
 from memtrain_cl.cases_blockwise import blockwise_cases
+from memtrain_cl.cases_engine import engine_cases
 from memtrain_cl.cases_fp8 import fp8_cases
 from memtrain_cl.cases_hadamard import hadamard_cases
 from memtrain_cl.cases_int8 import int8_cases
@@ -359,6 +360,7 @@ CASES: tuple[Case, ...] = (
     *fp8_cases(),
     *hadamard_cases(),
     *automagic_cases(),
+    *engine_cases(),
     *aten_cases(),
 )
 

@@ -25,12 +25,17 @@ BLOCKS_PER_UNIT = 8
 
 def groups_share_rows(info: DeviceInfo) -> bool:
     """Whether kernels take their GPU shape on this device."""
-    return _short_loops(info) and info.max_work_group_size >= SMALLEST_GROUP
+    return spreads_wide(info, SMALLEST_GROUP)
 
 
 def _short_loops(info: DeviceInfo) -> bool:
     """Whether work is spread over many items of short loops; a CPU's items have few and long ones, where it can."""
     return info.type != "cpu" or info.short_loops
+
+
+def spreads_wide(info: DeviceInfo, group: int) -> bool:
+    """Whether kernels whose work-groups have so many items take their GPU shape on this device."""
+    return _short_loops(info) and info.max_work_group_size >= group
 
 
 def ceil_div(value: int, divisor: int) -> int:
@@ -182,7 +187,7 @@ def matmul_shape(
     decodes: the right operand is a counter weight.   may_split: K may be split, which takes a second kernel.
     """
     most = max(1, min(MOST_SPLITS, K // LEAST_SPLIT)) if may_split else 1
-    if _short_loops(info) and info.max_work_group_size >= 256:
+    if spreads_wide(info, 256):
         return _gpu_matmul_shape(info, M, N, K, batch, decodes, most)
     return _cpu_matmul_shape(info, M, N, K, batch, decodes, most)
 
@@ -294,7 +299,7 @@ MOST_PARTS, HELD_COLUMNS = 64, 1024
 
 def matvec_shape(info: DeviceInfo, rows: bool, M: int, K: int, batch: int) -> MatvecShape:
     """The shape for `batch` products of a matrix [M, K] with a vector; rows: K is the matrix's unit stride."""
-    if _short_loops(info) and info.max_work_group_size >= 256:
+    if spreads_wide(info, 256):
         # Enough groups to keep memory busy, and enough elements for each.
         lanes = min(256, max(8, power_of_two_at_least(ceil_div(K, 16)))) if rows else 8
         groups = ceil_div(M, 256 // lanes)

@@ -29,6 +29,7 @@ from memtrain_cl.tuning import groups_share_rows
 from memtrain_cl.verify_adam import CHECKS as OF_ADAM
 from memtrain_cl.verify_automagic import CHECKS as OF_AUTOMAGIC
 from memtrain_cl.verify_blockwise import CHECKS as OF_BLOCKS
+from memtrain_cl.verify_engine import CHECKS as OF_ENGINE
 from memtrain_cl.verify_fp8 import CHECKS as OF_FP8
 from memtrain_cl.verify_hadamard import CHECKS as OF_ROTATIONS
 from memtrain_cl.verify_int8 import CHECKS as OF_CODES
@@ -253,6 +254,7 @@ CHECKS: dict[str, Callable[[Case], Comparison]] = {
     **OF_FP8,
     **OF_ROTATIONS,
     **OF_AUTOMAGIC,
+    **OF_ENGINE,
 }
 
 

@@ -26,6 +26,7 @@ from memtrain_cl.program import Kernel
 from memtrain_cl.tuning import groups_share_rows
 from memtrain_cl.verify import CHECKS, check, shapes_of
 from memtrain_cl.verify_aten import CHECKS as OF_TORCH
+from memtrain_cl.verify_engine import CHECKS as OF_ENGINE
 from tests.large_kernels import LARGE
 
 #: Those of the counter layers' kernels, by native_only; those of the torch device's are run by the test of launches.
@@ -47,7 +48,7 @@ def test_every_case_has_a_kernel_a_check_and_a_name_of_its_own() -> None:
     assert {pair for case in CASES for pair in ((case.file, case.kernel), *case.also)} == set(declared_kernels())
     assert {case.op for case in CASES} == set(CHECKS) | set(OF_TORCH)
     assert not set(CHECKS) & set(OF_TORCH)
-    assert set(CHECKS) - {"faults"} <= set(ops.__all__)
+    assert set(CHECKS) - {"faults", *OF_ENGINE} <= set(ops.__all__)
     assert len({case.name for case in CASES}) == len(CASES)
     assert {case.options.get("mode") for case in CASES} == {None, *MODES}
 

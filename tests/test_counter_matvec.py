@@ -1,0 +1,88 @@
+"""How kernels/counter_matvec.cl decodes, and what its launcher refuses."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from memtrain_cl.array import from_numpy
+from memtrain_cl.device import Device
+from memtrain_cl.formats import code_count
+from memtrain_cl.launchers.counter_matvec import Norm, counter_matvec
+from memtrain_cl.program import render
+from memtrain_cl.tuning_decode import counter_matvec_shape
+
+MAGIC = 3 * 2**22
+_DECODER = re.compile(r"ternary_(\d+)\(const uint word\) {[^}]*word & 0x(\w+)u\);\s*return ([^;]*);")
+
+
+def float32(text: str) -> Fraction:
+    """What a compiler makes of a float literal."""
+    return Fraction(float(np.float32(text.removesuffix("f"))))
+
+
+def rounded(value: Fraction) -> Fraction:
+    """The nearest float32, ties to even, of a number that is 0 or has a float32's range."""
+    if value == 0:
+        return value
+    exponent = (abs(value).numerator.bit_length() - value.denominator.bit_length()) - 24
+    unit = Fraction(2) ** (exponent + (abs(value) >= Fraction(2) ** (exponent + 24)))
+    return round(value / unit) * unit
+
+
+@pytest.mark.parametrize("fused", [0, 1])
+@pytest.mark.parametrize("C", range(1, 12))
+def test_every_code_is_decoded_at_every_place_of_a_word(C: int, fused: int) -> None:
+    constants = {"GPU": 1, "C": C, "NORM": 0, "ADD": 0, "GATED": 0, "LANES": 64, "ROWS": 4, "FUSED": fused}
+    seen = set()
+    for words in (0, 1):
+        for text, mask, formula in _DECODER.findall(render("counter_matvec", {**constants, "WORDS": words})):
+            place = int(text)
+            seen.add(place)
+            assert int(mask, 16) == 63 << place | 0x3F800000
+            values = [float32(number) for number in re.findall(r"[\d.]+f", formula)]
+            for code in range(code_count(C)):
+                number = Fraction(float(np.uint32(code << place | 0x3F800000).view(np.float32)))
+                if fused:
+                    factor, offset, magic = values
+                    total = rounded(number * factor + offset)
+                else:
+                    centre, factor, magic, _ = values
+                    total = rounded(rounded(rounded(number - centre) * factor) + magic)
+                assert magic == MAGIC
+                assert total - magic == code // (2 * C - 1) - 1
+    assert seen == {0, 2, 4, 6, 8, 10, 12}
+
+
+def test_sizes_and_types_that_do_not_fit_are_refused(device: Device) -> None:
+    state, scale, x, out = (
+        from_numpy(device, values)
+        for values in (np.zeros((4, 6), np.uint8), *(np.zeros(n, np.float32) for n in (4, 8, 4)))
+    )
+    for change, sentence in (
+        ({"state": x}, r"expected a state \[4, 8/4\*3\]"),
+        ({"x": out}, r"expected a state \[4, 4/4\*3\]"),
+        ({"scale": x}, "expected a state"),
+        ({"gated": True}, r"expected a state \[8, 8/4\*3\]"),
+        ({"add": x}, "expected 4 numbers to add"),
+        ({"norm": Norm(out, 1e-5)}, "expected a norm of 8 numbers"),
+        ({"C": 12}, r"1\.\.11"),
+        ({"scale": from_numpy(device, np.zeros(4, np.int32))}, "expected codes of uint8 and float32"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            counter_matvec(**{"state": state, "scale": scale, "x": x, "out": out, "C": 11, **change})  # type: ignore[arg-type]
+
+
+def test_groups_of_a_gpu_are_many_where_rows_are_few(device: Device) -> None:
+    info = device.with_capabilities(type="gpu", compute_units=132, max_work_group_size=1024).info
+    large, square, small = (
+        counter_matvec_shape(info, M, K, False) for M, K in ((16384, 16384), (4096, 4096), (256, 4096))
+    )
+    assert [(shape.constants["ROWS"], shape.constants["LANES"]) for shape in (large, square)] == [(4, 64), (2, 64)]
+    assert small.constants["ROWS"] == 1
+    for shape, M in ((large, 16384), (square, 4096), (small, 256)):
+        sets = 256 // shape.constants["LANES"] * shape.constants["ROWS"]
+        assert shape.global_size == (-(-M // sets) * 256,)
