@@ -11,7 +11,7 @@ uint64 count, values); 10..12 uint64, int64, float64.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from typing import Any
@@ -96,41 +96,25 @@ class GgufFile:
             file.seek(tensor.start)
             return read_array(file, tensor.nbytes, self.path, f"tensor {name}")
 
-    def _blocks(self, name: str) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        # (which blocks, their t int8 [blocks, 256], their scales), some at a time.
+    def ternary(self, name: str) -> TernaryTensor:
+        """A tensor of a type in `TERNARY`, whose rows are all of its dims but the last. CorruptFile for a code that is
+        none, ValueError for another type.
+        """
         tensor = self.tensors[name]
         kind = TERNARY.get(tensor.type)
         if kind is None:
             raise ValueError(f"tensor {name!r}: expected a type of {', '.join(TERNARY)}, got {tensor.type}")
         data = self.data(name).reshape(-1, kind.block_bytes)
+        codes = np.empty((len(data), BLOCK), dtype=np.int8)
+        scale = np.empty(len(data), dtype=np.float32)
         for start in range(0, len(data), _STEP):
-            some = slice(start, min(start + _STEP, len(data)))
-            codes, scale = decode_ternary(kind, data[some])
-            wrong = (codes > 1).any(axis=1)
+            some = slice(start, start + _STEP)
+            codes[some], scale[some] = decode_ternary(kind, data[some])
+            wrong = (codes[some] > 1).any(axis=1)
             if wrong.any():
                 raise corrupt(self.path, f"tensor {name}", "codes 0, 1 and 2", f"3 in block {start + wrong.argmax()}")
-            yield some, codes, scale
-
-    def ternary(self, name: str) -> TernaryTensor:
-        """A tensor of a type in `TERNARY`, whose rows are all of its dims but the last. CorruptFile for a code that is
-        none, ValueError for another type.
-        """
-        shape = self.tensors[name].shape
-        blocks = (element_count(shape) or 0) // BLOCK
-        codes = np.empty((blocks, BLOCK), dtype=np.int8)
-        scale = np.empty(blocks, dtype=np.float32)
-        for some, part, scales in self._blocks(name):
-            codes[some], scale[some] = part, scales
-        rows = (element_count(shape[:-1]) or 0) if blocks else 0
-        return TernaryTensor(codes.reshape(rows, shape[-1]), scale.reshape(rows, shape[-1] // BLOCK))
-
-    def ternary_counts(self, name: str) -> tuple[int, int, int]:
-        """How many weights of such a tensor are -1, 0, +1, in little memory. Errors as in `ternary`."""
-        counts = np.zeros(3, dtype=np.int64)
-        for _, codes, _ in self._blocks(name):
-            counts += np.bincount(codes.reshape(-1) + np.int8(1), minlength=3)
-        minus, zero, plus = counts.tolist()
-        return minus, zero, plus
+        rows, columns = element_count(tensor.shape[:-1]) or 0, tensor.shape[-1]
+        return TernaryTensor(codes.reshape(rows, columns), scale.reshape(rows, columns // BLOCK))
 
     def values(self, name: str) -> np.ndarray:
         """A tensor's numbers, float32 of its shape. ValueError for a type that the package gguf cannot decode."""
