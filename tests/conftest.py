@@ -76,6 +76,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("device")
         if item.path.name in ONCE:
             item.add_marker("once")
+        if (
+            isinstance(item, pytest.Function)
+            and hasattr(item, "callspec")
+            and item.callspec.params.get("shaped") == "other"
+        ):
+            item.add_marker("other_shape")
 
 
 @pytest.fixture(scope="session")
