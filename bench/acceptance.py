@@ -7,6 +7,8 @@ agreement    the model must train on "opencl" as in torch on the host (agreement
 automagic    the model trained by Automagic from rates of 1e-8, 1e-6 and 1e-2 must end near one loss, and near AdamW's
              best (acceptance_automagic.py)
 ops          torch's own samples of every operation with a kernel, as a table of this machine's platforms
+files        damaged files of every format must be refused in a sentence or load as they declare, 500 corruptions a
+             format (hostile_files.py)
 hostile      public functions must give the oracle's answer to any tensor, 2000 tensors a function (hostile.py)
 memory       recompute, few bits and reversible chains must cost no more time and hold no more bytes than is said,
              limits be met, forecasts hold, and models that just fit train (acceptance_memory.py)
@@ -34,7 +36,14 @@ from pathlib import Path
 from typing import Any
 
 import memtrain_cl
-from bench import acceptance_automagic, acceptance_memory, acceptance_moments, acceptance_teacher, hostile
+from bench import (
+    acceptance_automagic,
+    acceptance_memory,
+    acceptance_moments,
+    acceptance_teacher,
+    hostile,
+    hostile_files,
+)
 from bench.__main__ import FAMILIES
 from bench.acceptance_statistics import judge_all
 from bench.agreement import EVERY, PLACE, all_hold, compare
@@ -143,6 +152,7 @@ PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "agreement": compare_agreement,
     "automagic": judge_automagic,
     "ops": table_of_ops,
+    "files": lambda device: hostile_files.run(),
     "hostile": lambda device: hostile.run(),
     "memory": lambda device: acceptance_memory.run(),
     "moments": lambda device: acceptance_moments.run(),

@@ -1,4 +1,4 @@
-"""Damaged and malicious files: every fault is a CorruptFile that names file and field; nothing large is allocated."""
+"""Malicious engine files: every fault is a CorruptFile that names file and field; nothing large is allocated."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from memtrain_cl.errors import CorruptFile
-from memtrain_cl.export.motifcl import MAGIC_1, read_mt, write_mt
+from memtrain_cl.export.motifcl import read_mt
 from memtrain_cl.export.packed import EngineFile, read_engine, write_engine
-from tests.export_cases import assert_same_layer, assert_same_tensor, small_model
+from tests.damaged_files import assert_sentence, assert_unchanged
+from tests.export_cases import small_model
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +35,8 @@ def read_bytes(data: bytes) -> EngineFile:
         try:
             return read_engine(path)
         except CorruptFile as fault:
-            check_sentence(str(fault), path)
+            assert_sentence(fault, path)
             raise
-
-
-def check_sentence(message: str, path: Path) -> None:
-    assert message.startswith(f"{path}: ")
-    assert ": expected " in message
-    assert len(message) < 600
-    assert message.isprintable()
 
 
 def split(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -55,56 +47,6 @@ def split(data: bytes) -> tuple[dict[str, Any], bytes]:
 def join(header: Any, payload: bytes) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + payload
-
-
-def assert_unchanged(engine: EngineFile) -> None:
-    layers, tensors, model = small_model()
-    assert engine.layers.keys() == layers.keys()
-    assert engine.tensors.keys() == tensors.keys()
-    assert engine.model == model
-    for name, layer in layers.items():
-        assert_same_layer(engine.layers[name], layer)
-    for name, tensor in tensors.items():
-        assert_same_tensor(engine.tensors[name], tensor)
-
-
-def test_every_truncation(whole: bytes, tmp_path: Path) -> None:
-    assert_unchanged(read_bytes(whole))
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(whole)
-    for length in range(len(whole) - 1, -1, -1):
-        os.truncate(path, length)
-        with pytest.raises(CorruptFile):
-            read_engine(path)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_random_corruption_is_found_or_harmless(whole: bytes, data: st.DataObject) -> None:
-    broken = bytearray(whole)
-    at = data.draw(st.integers(0, len(whole) - 1))
-    how = data.draw(st.sampled_from(["replace", "insert", "delete", "swap", "header"]))
-    if how == "replace":
-        broken[at : at + 1] = data.draw(st.binary(min_size=1, max_size=1))
-    elif how == "insert":
-        broken[at:at] = data.draw(st.binary(min_size=1, max_size=9))
-    elif how == "delete":
-        del broken[at : at + data.draw(st.integers(1, 64))]
-    elif how == "swap":
-        other = data.draw(st.integers(0, len(whole) - 1))
-        broken[at], broken[other] = broken[other], broken[at]
-    else:
-        header, payload = split(whole)
-        name = data.draw(st.sampled_from(sorted(header.keys() - {"__metadata__"})))
-        values = st.one_of(st.none(), st.integers(-(2**65), 2**65), st.floats(), st.text(), st.lists(st.integers()))
-        header[name][data.draw(st.sampled_from(["dtype", "shape", "data_offsets"]))] = data.draw(values)
-        broken = bytearray(join(header, payload))
-    try:
-        engine = read_bytes(bytes(broken))
-    except CorruptFile:
-        return
-    # What is read without complaint is what was written: blanks of the header, or a byte replaced by itself.
-    assert_unchanged(engine)
 
 
 def entry(dtype: str, shape: Any, offsets: Any) -> dict[str, Any]:
@@ -257,21 +199,3 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         for read in (read_engine, read_mt):
             with pytest.raises(CorruptFile, match="regular file"):
                 read(tmp_path / "pipe")
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_every_truncation_of_a_motifcl_file(tmp_path: Path, version: int) -> None:
-    path = tmp_path / "a.mt"
-    write_mt(path, np.arange(6, dtype=np.float32).reshape(2, 3))
-    data = path.read_bytes()
-    if version == 1:
-        data = MAGIC_1 + data[8:44] + data[64:]
-        path.write_bytes(data)
-    assert read_mt(path).tolist() == [[0, 1, 2], [3, 4, 5]]
-    path.write_bytes(data + b"\0")
-    with pytest.raises(CorruptFile, match="nbytes"):
-        read_mt(path)
-    for length in range(len(data) - 1, -1, -1):
-        path.write_bytes(data[:length])
-        with pytest.raises(CorruptFile):
-            read_mt(path)

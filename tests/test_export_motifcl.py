@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-import tempfile
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from memtrain_cl.errors import CorruptFile
-from memtrain_cl.export.motifcl import MAGIC_1, MAGIC_2, read_motifcl, read_mt, write_motifcl, write_mt
+from memtrain_cl.export.motifcl import (
+    MAGIC_1,
+    MAGIC_2,
+    read_motifcl,
+    read_motifcl_folder,
+    read_mt,
+    write_motifcl,
+    write_mt,
+)
 from tests.export_cases import GOLDEN, golden_layer, random_layer
 
 
@@ -126,21 +131,6 @@ def test_hostile_headers_are_named(tmp_path: Path, data: bytes, message: str) ->
     assert str(path) in str(caught.value)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=120), st.integers(0, 68), st.integers(0, 8))
-def test_random_bytes_give_an_array_or_a_corrupt_file(noise: bytes, start: int, length: int) -> None:
-    data = bytes.fromhex(GOLDEN["state.mt"])
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.mt"
-        path.write_bytes(data[:start] + noise + data[start + length :])
-        try:
-            array = read_mt(path)
-        except CorruptFile:
-            return
-        # There is no sum in this format: what passes has a payload of the right size behind a sound header.
-        assert path.read_bytes().endswith(array.tobytes())
-
-
 def test_three_files_must_agree(tmp_path: Path) -> None:
     write_motifcl(tmp_path, {"l": golden_layer()})
 
@@ -166,6 +156,31 @@ def test_three_files_must_agree(tmp_path: Path) -> None:
     refused("state", arrays["state"], "codes below 39", C=7)
     with pytest.raises(ValueError, match=r"1\.\.11"):
         read_motifcl(tmp_path, "l", 12)
+
+
+def test_a_folder_of_layers(tmp_path: Path) -> None:
+    layers = {"a": golden_layer(), "a_v": random_layer(5, 3, 12, 5), "b": random_layer(5, 1, 4, 11)}
+    write_motifcl(tmp_path, layers)
+    (tmp_path / "embed.mt").write_bytes(b"another tensor")
+    read = read_motifcl_folder(tmp_path, {"*": 11, "a_v": 5}, seed=2)
+    assert list(read) == ["a", "a_v", "b"]
+    assert all(read[name].state.tobytes() == layer.state.tobytes() for name, layer in layers.items())
+    assert read_motifcl_folder(tmp_path, 11, seed=2)["b"].seed == read["b"].seed
+    with pytest.raises(ValueError, match="'b': expected C, which the files do not say"):
+        read_motifcl_folder(tmp_path, {"a*": 11})
+    (tmp_path / "a_v_state.mt").unlink()
+    with pytest.raises(CorruptFile, match=r"a_v_scale\.mt: layer: expected a_v_state\.mt beside it"):
+        read_motifcl_folder(tmp_path, 11)
+
+
+def test_version_1_of_a_whole_layer(tmp_path: Path) -> None:
+    for suffix, array in golden_arrays().items():
+        code = 3 if array.dtype == np.uint8 else 0
+        data = header(array.shape, array.nbytes, magic=MAGIC_1, code=code) + array.tobytes()
+        (tmp_path / f"l_{suffix}.mt").write_bytes(data)
+    layer = read_motifcl(tmp_path, "l", 11)
+    assert layer.state.tobytes() == golden_layer().state.tobytes()
+    assert layer.scale.tobytes() == golden_layer().scale.tobytes()
 
 
 def test_refusals_leave_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A temporary neighbour is written, flushed to the disk and renamed into place: a rename within one file system is atomic.
 A process that is killed in between leaves the neighbour behind, under a name that begins with ``.memtrain-`` and ends
-with ``.tmp``; it can be deleted.
+with ``.tmp``, or with ``.tmp`` where the safetensors library was writing; it can be deleted.
 """
 
 from __future__ import annotations
