@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memtrain_cl.array import DeviceArray, from_dlpack
     from memtrain_cl.budget import training_budget
     from memtrain_cl.device import Device, DeviceInfo, devices, get_device, put_first, use_device
+    from memtrain_cl.engine import Engine
     from memtrain_cl.errors import BuildError, CorruptFile, MemtrainError, NotFinite, OutOfMemory, UnsupportedDevice
     from memtrain_cl.export.optimizer import load_optimizer, save_optimizer
     from memtrain_cl.formats import C_DEFAULT, effective_bits
@@ -90,6 +91,7 @@ _HOMES = {
     "memtrain_cl.array": ("DeviceArray", "from_dlpack"),
     "memtrain_cl.budget": ("training_budget",),
     "memtrain_cl.device": ("Device", "DeviceInfo", "devices", "get_device", "put_first", "use_device"),
+    "memtrain_cl.engine": ("Engine",),
     "memtrain_cl.errors": (
         "BuildError",
         "CorruptFile",
@@ -183,6 +185,7 @@ __all__ = [
     "Device",
     "DeviceArray",
     "DeviceInfo",
+    "Engine",
     "Fp8CastResult",
     "MemtrainError",
     "NotFinite",

@@ -227,7 +227,7 @@ def test_a_description_that_the_tensors_do_not_bear_out_is_refused(
     ):
         write_engine(forged, engine.layers, engine.tensors, {**engine.model, **change})
         code, _, error = run_cli(capsys, "generate", forged)
-        assert_one_sentence(code, error, "forged.safetensors: expected")
+        assert_one_sentence(code, error, "forged.safetensors: ", "expected")
 
 
 def test_ctrl_c_finishes_the_step_saves_and_tells_how_to_go_on(tmp_path: Path, text: Path) -> None:

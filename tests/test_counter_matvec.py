@@ -58,10 +58,8 @@ def test_every_code_is_decoded_at_every_place_of_a_word(C: int, fused: int) -> N
 
 
 def test_sizes_and_types_that_do_not_fit_are_refused(device: Device) -> None:
-    state, scale, x, out = (
-        from_numpy(device, values)
-        for values in (np.zeros((4, 6), np.uint8), *(np.zeros(n, np.float32) for n in (4, 8, 4)))
-    )
+    state = from_numpy(device, np.zeros((4, 6), np.uint8))
+    scale, x, out = (from_numpy(device, np.zeros(size, np.float32)) for size in (4, 8, 4))
     for change, sentence in (
         ({"state": x}, r"expected a state \[4, 8/4\*3\]"),
         ({"x": out}, r"expected a state \[4, 4/4\*3\]"),

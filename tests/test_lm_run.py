@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from memtrain_cl.engine import Engine
 from memtrain_cl.errors import CorruptFile, MemtrainError
 from memtrain_cl.export.packed import read_engine
 from memtrain_cl.lm import files, run
 from memtrain_cl.lm.checkpoint import load_checkpoint
 from memtrain_cl.lm.data import load_corpus
-from memtrain_cl.lm.generate import build_model, generate
 from memtrain_cl.lm.metrics import MetricsFile, read_metrics
 from memtrain_cl.lm.report import Summary
 from memtrain_cl.lm.run import plan_run, run_training
 from memtrain_cl.lm.trainer import Trainer, schedule
+from tests.engine_cases import torch_greedy
 
 KINDS = [pytest.param("dense"), pytest.param("counter", marks=pytest.mark.device)]
 
@@ -273,48 +274,14 @@ def test_metrics_drop_rows_behind_the_checkpoint_and_a_torn_line(tmp_path: Path)
     assert read_metrics(path) == [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 4.0}, {"step": 3, "loss": 2.5}]
 
 
-@pytest.mark.parametrize("linear", KINDS)
-def test_generation_from_the_file_follows_the_live_model_and_the_seed(
-    tmp_path: Path, tiny: dict[str, Any], linear: str
-) -> None:
+@pytest.mark.device
+@pytest.mark.parametrize("linear", ["dense", "counter"])
+def test_text_from_the_file_follows_the_live_model(tmp_path: Path, tiny: dict[str, Any], linear: str) -> None:
     out = tmp_path / "run"
     train(out, {**tiny, "linear": linear})
     config, state = plan_run(out, {}, resume=True)
     assert state is not None
     trainer = Trainer(config, load_corpus(config.text, config.model.seq))
     trainer.load_state(state)
-    model = build_model(read_engine(out / files.MODEL), out / files.MODEL)
-    # 60 bytes outgrow the context of 32, so the window has to move.
-    assert list(generate(model, b"line", 60, 0.0, 0)) == list(generate(trainer.model.eval(), b"line", 60, 0.0, 0))
-    drawn = [bytes(generate(model, b"line", 40, 1.0, seed)) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert bytes(generate(model, b"x" * 100 + b"line", 20, 0.0, 0))  # a prompt longer than the context
-
-
-def test_greedy_generation_takes_the_likeliest_byte(tmp_path: Path, tiny: dict[str, Any]) -> None:
-    config, _ = plan_run(tmp_path, {**tiny, "linear": "dense"}, resume=False)
-    model = Trainer(config, load_corpus(config.text, config.model.seq)).model.eval()
-    text = b"line 3"
-    made = bytes(generate(model, text, 8, 0.0, 0))
-    for index in range(8):
-        with torch.no_grad():
-            logits = model(torch.tensor([list(text + made[:index])]))[0, -1]
-        assert int(logits.argmax()) == made[index]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "count", "temperature", "sentence"),
-    [
-        (b"", 1, 1.0, "prompt"),
-        (b"a", 0, 1.0, "at least 1 byte"),
-        (b"a", 1, -1.0, "temperature"),
-        (b"a", 1, float("nan"), "temperature"),
-    ],
-)
-def test_generation_checks_its_arguments_at_once(
-    tmp_path: Path, tiny: dict[str, Any], prompt: bytes, count: int, temperature: float, sentence: str
-) -> None:
-    config, _ = plan_run(tmp_path, {**tiny, "linear": "dense"}, resume=False)
-    model = Trainer(config, load_corpus(config.text, config.model.seq)).model
-    with pytest.raises(ValueError, match=sentence):
-        generate(model, prompt, count, temperature, 0)
+    made = bytes(Engine.load(out / files.MODEL).generate(b"line", 28, 0.0))
+    assert made == torch_greedy(trainer.model.eval(), b"line", 28)

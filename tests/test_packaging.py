@@ -93,6 +93,7 @@ LEVELS = {
     "optim": 4,
     "export": 5,
     "lm": 5,
+    "engine": 5,
     "cli": 6,
 }
 REFERENCE_IMPORTS = {"adam_rule", "automagic_rule", "code_maps", "errors", "formats", "reference"}

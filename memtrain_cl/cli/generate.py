@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,21 +23,14 @@ def generate(
         str | None, typer.Option(help="OpenCL device: index or part of its name.", show_default="the best there is")
     ] = None,
 ) -> None:
-    """Continue a prompt with a model that `memtrain-cl train` exported.
+    """Continue a prompt with a model that `memtrain-cl train` exported. Needs no torch.
 
     Writes the prompt and what follows: as raw bytes into a file or pipe, as readable text on a terminal.
     """
-    from memtrain_cl.device import get_device, use_device
-    from memtrain_cl.export.packed import read_engine
-    from memtrain_cl.lm.generate import build_model
-    from memtrain_cl.lm.generate import generate as continue_prompt
+    from memtrain_cl.engine import Engine
 
-    engine = read_engine(file)
-    with contextlib.ExitStack() as stack:
-        if engine.layers or device is not None:
-            stack.enter_context(use_device(get_device(device)))
-        start = prompt.encode("utf-8", "surrogateescape")
-        _write(_pieces(start, continue_prompt(build_model(engine, file), start, count, temperature, seed)))
+    start = prompt.encode("utf-8", "surrogateescape")
+    _write(_pieces(start, Engine.load(file, device).generate(start, count, temperature, seed)))
 
 
 def _pieces(start: bytes, continuation: Iterable[int]) -> Iterator[bytes]:

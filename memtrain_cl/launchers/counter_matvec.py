@@ -64,7 +64,8 @@ def counter_matvec(
         raise ValueError(f"expected {M} numbers to add, and none to gated results, got {add.shape}")
     if norm is not None and norm.weight.size != K:
         raise ValueError(f"expected a norm of {K} numbers, got {norm.weight.shape}")
-    numbers = [array for array in (scale, x, out, add, norm and norm.weight) if array is not None]
+    weight = None if norm is None else norm.weight
+    numbers = [array for array in (scale, x, out, add, weight) if array is not None]
     if state.dtype != np.uint8 or any(array.dtype != np.float32 or array.alignment < 16 for array in numbers):
         raise ValueError(f"expected codes of uint8 and float32 that begins on 16 bytes, got {[state, *numbers]}")
     if M == 0:

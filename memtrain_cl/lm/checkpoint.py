@@ -74,7 +74,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[TrainConfig, dict[str
 
 def read_checkpoint_model(path: str | os.PathLike[str]) -> EngineFile:
     """The model of a run's checkpoint as the run's end would export it. Errors as in load_checkpoint."""
-    from memtrain_cl.lm.generate import model_description
+    from memtrain_cl.lm.description import model_description
     from memtrain_cl.lm.model import CausalLM, counter_layers
     from memtrain_cl.lm.trainer import schedule
 
