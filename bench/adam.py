@@ -1,11 +1,11 @@
-"""A step of Adam on compressed moments beside torch's fused AdamW and an int8 Adam in plain torch: 67.1 million weights
-on GPUs, 4.2 million on CPUs; and many small tensors, as a model's norms and biases are.
+"""A step of Adam on compressed moments beside torch's fused AdamW, an int8 Adam in plain torch and, where they are
+installed, those of bitsandbytes and torchao: 67.1 million weights on GPUs, 4.2 million on CPUs; and many small tensors,
+as a model's norms and biases are.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bench.harness import Bench, Row, host_time
-from bench.peers import cuda_time, time_peers
+from bench.peers import on_cuda, step_time, time_peers
 from memtrain_cl import ops, reference
 from memtrain_cl.adam_rule import AdamStep, AdamTensor
 from memtrain_cl.array import from_numpy
@@ -51,28 +51,19 @@ def plain_step(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, s: torch.Tenso
     return made
 
 
-def _fused_adamw(n: int) -> float:
-    """Microseconds of torch's fused AdamW in float32, on CUDA where that is there; its tensors rotate, as ours do."""
-    place = "cuda" if torch.cuda.is_available() else "cpu"
-    steps = []
-    for _ in range(TURNS):
-        weight = torch.nn.Parameter(torch.randn(n, device=place))
-        weight.grad = torch.randn(n, device=place) * 1e-3
-        steps.append(torch.optim.AdamW([weight], fused=True).step)
-        steps[-1]()
-    if place == "cuda":
-        turns = itertools.count()
-        return cuda_time(lambda: steps[next(turns) % TURNS]())
-    return host_time(lambda turn: steps[turn % TURNS](), 5 * TURNS)
-
-
 def peers_of(n: int) -> dict[str, float]:
     """What others take for n weights."""
     x = torch.randn(n // 2048, 2048)
     codes = torch.randint(-127, 128, x.shape, dtype=torch.int8)
     scale = torch.full((n // 2048, 1), 1e-5)
+    times = time_peers("plain int8", plain_step, x, x * 1e-3, codes, codes.abs(), scale)
     fused = f"torch {'CUDA' if torch.cuda.is_available() else 'CPU'} fused AdamW"
-    return time_peers("plain int8", plain_step, x, x * 1e-3, codes, codes.abs(), scale) | {fused: _fused_adamw(n)}
+    times[fused] = step_time(lambda weights: torch.optim.AdamW(weights, fused=True), n, TURNS)
+    if bitsandbytes := on_cuda("bitsandbytes"):
+        times["bitsandbytes Adam8bit"] = step_time(bitsandbytes.optim.Adam8bit, n, TURNS)
+    if torchao := on_cuda("torchao.optim"):
+        times["torchao AdamW8bit"] = step_time(torchao.AdamW8bit, n, TURNS)
+    return times
 
 
 def _tensor(n: int, rule: AdamStep) -> AdamTensor:

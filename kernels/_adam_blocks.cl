@@ -9,11 +9,27 @@ def put(name, kind, stream, value, j, left, guess=False):
     codes = {"m": "exp_avg", "s": "exp_avg_sq"}[name]
     return f"put_whole({codes}, at + {j}, {left}, {code})"
 %>
+<%
+ZERO_M = 127 if CODING == "dynamic" else 0
+OF_MAP_S = OF_MAP and ", map + MAP_UNSIGNED"
+%>
 <%def name="updated(j, left)">
             ${weight_and_gradient(j, left)}
+% if PTX:
+            vec m = decode_signed(taken_word(exp_avg, at + ${j}, ${left}, ${ZERO_M})${OF_MAP}) * m_scale;
+            vec s = decode_unsigned(taken_word(exp_avg_sq, at + ${j}, ${left}, 0)${OF_MAP_S}) * s_scale;
+% else:
             vec m = decode_signed(exp_avg, at + ${j}, ${left}${OF_MAP}) * m_scale;
-            vec s = decode_unsigned(exp_avg_sq, at + ${j}, ${left}${OF_MAP and ", map + MAP_UNSIGNED"}) * s_scale;
+            vec s = decode_unsigned(exp_avg_sq, at + ${j}, ${left}${OF_MAP_S}) * s_scale;
+% endif
             adam_update(g, &p, &m, &s, rule);
+</%def>
+<%def name="taken(j, left)">
+            ${weight_and_gradient(j, left)}
+            held_g[k] = g;
+            held_p[k] = p;
+            m_codes[k] = taken_word(exp_avg, at + ${j}, ${left}, ${ZERO_M});
+            s_codes[k] = taken_word(exp_avg_sq, at + ${j}, ${left}, 0);
 </%def>
 <%def name="most_counted()">
             most_m = max(most_m, magnitudes(m));
@@ -42,12 +58,60 @@ def put(name, kind, stream, value, j, left, guess=False):
         const float s_scale = count ? exp_avg_sq_scale[within] : 0.0f;
         uint4 most_m = (uint4)(0), most_s = (uint4)(0), most_g = (uint4)(0);
 % if HELD:
-        const uint units = (count + 3) / 4;
-        vec held_m[${HELD}], held_s[${HELD}]${f", held_p[{HELD}]" if SKIP == "block" else ""};
+        vec held_m[${HELD}], held_s[${HELD}]${f", held_p[{HELD}]" if PTX or SKIP == "block" else ""};
+% if PTX:
+        // All of a block is asked for, without conditions where it is whole, before any of it is awaited.
+        vec held_g[${HELD}];
+        uint m_codes[${HELD}], s_codes[${HELD}];
+        if (count == ${4 * LANES * HELD}) {
+            #pragma unroll
+            for (uint k = 0; k < ${HELD}; k++) {
+                ${taken("4 * (lane + k * %d)" % LANES, "4")}
+            }
+        } else {
+            #pragma unroll
+            for (uint k = 0; k < ${HELD}; k++) {
+                const uint j = 4 * (lane + k * ${LANES});
+                held_g[k] = held_p[k] = (vec)(0.0f);
+                m_codes[k] = ${ZERO_M * 0x01010101};
+                s_codes[k] = 0;
+                if (j < count) {
+                    ${taken("j", "count - j")}
+                }
+            }
+        }
+% if SKIP == "block":
+        bool wrong = false;
+        #pragma unroll
+        for (uint k = 0; k < ${HELD}; k++) {
+% for i in "xyzw":
+            wrong |= !(fabs(held_g[k].${i}) <= 0x1p63f);
+% endfor
+        }
+        if (lanes_any(wrong, slot)) {
+            if (lane == 0) {
+                ${block_left_out()}
+            }
+            count = 0;
+        }
+% endif
         #pragma unroll
         for (uint k = 0; k < ${HELD}; k++) {
             const uint j = 4 * (lane + k * ${LANES});
-            if (lane + k * ${LANES} < units) {
+            vec p = held_p[k];
+            vec m = decode_signed(m_codes[k]${OF_MAP}) * m_scale;
+            vec s = decode_unsigned(s_codes[k]${OF_MAP_S}) * s_scale;
+            adam_update(held_g[k], &p, &m, &s, rule);
+            ${most_counted()}
+            if (j < count) ${put_weight("p", "j", "count - j")};
+            held_m[k] = m;
+            held_s[k] = s;
+        }
+% else:
+        #pragma unroll
+        for (uint k = 0; k < ${HELD}; k++) {
+            const uint j = 4 * (lane + k * ${LANES});
+            if (j < count) {
                 ${updated("j", "count - j")}
                 ${most_counted()}
                 held_m[k] = m;
@@ -60,6 +124,7 @@ def put(name, kind, stream, value, j, left, guess=False):
 % endif
             }
         }
+% endif
 % else:
         for (uint j = 4 * lane; j < count; j += ${4 * LANES}) {
             ${updated("j", "count - j")}
@@ -68,7 +133,7 @@ def put(name, kind, stream, value, j, left, guess=False):
         }
 % endif
         uint2 most = (uint2)(highest(most_m), highest(most_s));
-% if SKIP == "block":
+% if SKIP == "block" and not (PTX and HELD):
         // What no number's bits are: the block is left out.
         if (highest(most_g) > GRADIENT_MAX) most = (uint2)(0xffffffffu);
         most = lanes_max(most, scratch + slot * ${LANES + MOST_STAGE}, lane);
@@ -82,8 +147,10 @@ def put(name, kind, stream, value, j, left, guess=False):
         most = lanes_max(most, scratch + slot * ${LANES + MOST_STAGE}, lane);
 % endif
         const coder m_coder = coder_of(most.x), s_coder = coder_of(most.y);
-        // All have read the scales.
+        // All have read the scales${": what they made of them is in `most`" if PTX else ""}.
+% if not PTX:
         barrier(CLK_GLOBAL_MEM_FENCE);
+% endif
         if (lane == 0 && count) {
             ${put_scales()}
         }
@@ -92,7 +159,7 @@ def put(name, kind, stream, value, j, left, guess=False):
         for (uint k = 0; k < ${HELD}; k++) {
             const uint j = 4 * (lane + k * ${LANES});
             if (j < count) {
-% if SKIP == "block":
+% if SKIP == "block" and not PTX:
                 ${put_weight("held_p[k]", "j", "count - j")};
 % endif
                 ${put_codes_of("held_m[k]", "held_s[k]", "j", "count - j")}

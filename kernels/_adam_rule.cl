@@ -5,21 +5,21 @@ adam_update(g, p, m, s, rule)    changes p, m and s (v where CODING is "dense") 
 note_skipped(skipped, step)      a tensor's step is left out, or a block of it
 </%doc>
 typedef struct {
-    float sign, decay, beta1, rest1, beta2, rest2, step_size, root2, eps, bound;
+    float sign, decay, beta1, rest1, beta2, rest2, step_size, root2, eps, bound${", inverse2, inverse2_rest, least" if PTX else ""};
 } adam_rule;
 
+<% PART = "quick_part(root, (vec)(rule.root2, rule.inverse2, rule.inverse2_rest, 0.0f))" %>
 inline void adam_update(vec g, vec *p, vec *m, vec *s, adam_rule rule) {
-    g = g * rule.sign;
 % if DECAY == "added":
-    g = g + rule.decay * *p;
+    g = g * rule.sign + rule.decay * *p;
     g = select((vec)(0.0f), g, magnitudes(g) <= GRADIENT_MAX);
 % elif DECAY == "shrink":
     *p = *p * rule.decay;
 % endif
-    *m = rule.beta1 * *m + rule.rest1 * g;
+    *m = rule.beta1 * *m + ${"rule.rest1" if DECAY == "added" else "(rule.rest1 * rule.sign)"} * g;
     const vec v = rule.beta2 * ${"*s" if CODING == "dense" else "(*s * *s)"} + rule.rest2 * (g * g);
-    const vec root = sqrt(v);
-    const vec q = (rule.step_size * *m) / (root / rule.root2 + rule.eps);
+    const vec step = rule.step_size * *m;
+    ${root_and_quotient("v", "step", "root / rule.root2 + rule.eps", f"{PART} + rule.eps", "rule.least")}
 % if CODING == "dense":
     *p = *p - q;
     *s = v;

@@ -1,8 +1,8 @@
 <%doc>
 A tensor in chunks of CHUNK elements, and its sums, for kernels/automagic.cl. Expects what that sets, _rows.cl, _reduce.cl, _quantize.cl, _moments.cl.
 
-A run is 16 consecutive elements. GPU: a work-group of SIDE items takes a chunk, an item every SIDE-th run of it, in registers. CPU: an item takes
-a chunk in blocks of 256 elements, in local memory. `own` are the run's 16 numbers there, VECS vectors of them.
+A run is 16 consecutive elements. GPU: a work-group of SIDE items takes one chunk, an item every SIDE-th run of it, in registers. CPU: an item
+takes a chunk in blocks of 256 elements, in local memory. `own` are the run's 16 numbers there, VECS vectors of them.
 
 values_of_rows(per_row, row, column, columns, rows)    what per_row has for WIDTH elements from `column` of `row` on, which may reach into later rows
 sum_of_chunks(parts, chunks, lanes, lid)    the sum over the chunks' sums, in every item; `lanes`: 1024 numbers of local memory
@@ -10,12 +10,16 @@ quarter_run(...)                            the vectors of a run, halved to four
 halve_chunk(lanes, ...)                     the sum over a chunk's LANE_COUNT lanes, of local memory; GPU: of each item's own four
 each_chunk()                                a loop (def with a body), within which are: chunk, begin (its first element), count (its elements), row0 and
                                             column0 (where it begins)
-each_run()                                  a loop within it, with the bodies elements(), which turns `own` from what is held into roots, and (ROWS)
-                                            rotated(), in which they are rotated, with next_row() before it where a run is in another row than the one
-                                            before, `down` below row0; within are: j (the run's place in the chunk), at (its flat index), left (elements)
+each_run()                                  a loop within it, with the bodies taken(), which reads what else the run takes, elements(), which turns
+                                            `own` from what is held into roots, and (ROWS) rotated(), in which they are rotated, with next_row()
+                                            before it where a run is in another row than the one before, `down` below row0; the first three are told
+                                            whether their runs are `whole`; within are: j (the run's place in the chunk), at (its flat index), left
+                                            (elements)
 </%doc>
 <%
 VECS = 16 // WIDTH
+# Whether the codes of a whole run are one vector of words.
+WORDS = PTX and ALIGNED and ROWS and ROT >= 16
 %>
 % if ROWS:
 inline vec values_of_rows(const __global float *per_row, ulong row, uint column, uint columns, ulong rows) {
@@ -95,7 +99,8 @@ inline float halve_chunk(__local float *lanes) {
 
 <%def name="each_chunk()">
 % if GPU:
-    for (ulong chunk = get_group_id(0); chunk < chunks; chunk += get_num_groups(0)) {
+    {
+        const ulong chunk = get_group_id(0);
 % else:
     const ulong first_chunk = get_global_id(0) * (ulong)per;
     const ulong last_chunk = min(first_chunk + per, chunks);
@@ -126,7 +131,7 @@ inline float halve_chunk(__local float *lanes) {
 </%def>
 <%def name="row_down(row, end)">
 % if GPU:
-                const uint down = (column0 + j) / columns;
+                const uint down = column0 + j < columns ? 0 : (column0 + j) / columns;
 % else:
                 uint down = ${row};
                 if (j >= ${end}) {
@@ -145,24 +150,38 @@ inline float halve_chunk(__local float *lanes) {
 % endif
 </%def>
 <%def name="each_run()">
+<% whole = 0 %>
 % if GPU:
-        for (uint round = 0; round < count; round += ${16 * SIDE}) {
+% for whole in (1, 0) if ALIGNED else (0,):
+        // Of whole chunks without conditions, so that all of a run is asked for before any of it is awaited.
+        ${("if (count == %d) " % CHUNK if whole else "else ") if ALIGNED else ""}for (uint round = 0; round < count; round += ${16 * SIDE}) {
             const uint j = round + 16 * lid;
             const ulong at = begin + j;
-            const uint left = j < count ? min(count - j, 16u) : 0;
+            const uint left = ${"16" if whole else "j < count ? min(count - j, 16u) : 0"};
             float own[16];
+% if not whole:
             #pragma unroll
             for (uint k = 0; k < 16; k++) own[k] = 0.0f;
+% endif
+            ${caller.taken(whole)}
+% if WORDS and whole:
+            const uint4 words = *(const __global uint4 *)(held + at);
+            ${row_known()}
+% for q in range(4):
+            vstore4(quick_bytes(words.s${q} ^ 0x80808080u) * row_scale, ${q}, own);
+% endfor
+% else:
             if (left) {
                 ${row_known()}
 % for q in range(VECS):
                 if (left > ${WIDTH * q}) vstore${WIDTH}(${held_number(q)}, 0, own + ${WIDTH * q});
 % endfor
             }
+% endif
 % if ROWS:
             rotate_runs(own, exchanged, lid);
 % endif
-            ${caller.elements()}
+            ${caller.elements(whole)}
 % if ROWS:
             ${"whole_rotation" if ROT == 256 and NAME == "automagic_measure" else "rotate_runs"}(own, exchanged, lid);
             if (left) {
@@ -173,10 +192,11 @@ inline float halve_chunk(__local float *lanes) {
                     own_row = down;
                 }
 % endif
-                ${caller.rotated()}
+                ${caller.rotated(whole)}
             }
 % endif
         }
+% endfor
 % else:
         for (uint base = 0; base < count; base += 256) {
             const uint size = min(count - base, 256u);
@@ -197,7 +217,8 @@ inline float halve_chunk(__local float *lanes) {
                 const ulong at = begin + j;
                 const uint left = size - i;
                 __local float *own = block + i;
-                ${caller.elements()}
+                ${caller.taken(whole)}
+                ${caller.elements(whole)}
             }
 % if ROWS:
             rotate_block(block, size);
@@ -213,7 +234,7 @@ inline float halve_chunk(__local float *lanes) {
                     own_row = down;
                 }
 % endif
-                ${caller.rotated()}
+                ${caller.rotated(whole)}
             }
 % endif
         }

@@ -1,16 +1,27 @@
 <%doc>
 Blocks of ROT consecutive numbers times the regular Hadamard matrix, in the order that memtrain_cl/reference/hadamard.py states. Expects GPU, ROT
-(1, 4, 16, 64 or 256; 1 changes nothing), ITEMS (GPU: work-items of a group, a multiple of 16), _rows.cl.
+(1, 4, 16, 64 or 256; 1 changes nothing), ITEMS (GPU: work-items of a group, a multiple of 16; of 32 where PTX is 1), PTX, _rows.cl.
 
 GPU: a work-item holds a run, 16 consecutive numbers in registers; 16 items in a row, from a multiple of 16 on, hold 256.
-    rotate_runs(own, exchanged, lid)    every item calls it; `exchanged` is HADAMARD_LOCAL floats of local memory
+    rotate_runs(own, exchanged, lid)    every item calls it; `exchanged` is HADAMARD_LOCAL floats of local memory, on 16 bytes
     whole_rotation                      the same without the numbers' way back to their items: item i then holds i, i + 16, i + 32 ... of the 256
+    rotate_spread                       the same of other places: item i holds, before and after, the four from 4i on, then from 4i + 64, 4i + 128
+                                        and 4i + 192 on, so that items side by side have what lies side by side; SPREAD floats of local memory
 CPU:
     rotate_block(block, count)          `block`: 256 numbers in local memory, of which the first `count` are rotated, up to a multiple of 16
 </%doc>
 <% ROOT = {1: 1, 4: 2, 16: 4, 64: 8, 256: 16}[ROT] %>
 % if GPU:
-#define HADAMARD_LOCAL ${17 * ITEMS}
+#define HADAMARD_LOCAL ${21 * ITEMS}
+// Sixteens of 272: a block's quarters begin four banks apart, and blocks sixteen.
+#define SPREAD ${17 * ITEMS}
+
+// Between items of the same sixteen. PTX: they are of one warp.
+% if PTX:
+#define BARRIER_OF_16 asm volatile("bar.warp.sync 0xffffffff;" ::: "memory")
+% else:
+#define BARRIER_OF_16 barrier(CLK_LOCAL_MEM_FENCE)
+% endif
 
 inline void rotate_four(float *x, uint apart) {
     const float a = x[0], b = x[apart], c = x[2 * apart], d = x[3 * apart];
@@ -33,20 +44,30 @@ inline void rotate_far(float *own) {
 }
 
 % if ROT > 16:
-// Seventeen apart, so that neither way meets in a bank of memory. Two barriers: numbers are read before the second.
-inline void exchange(float *own, __local float *block, uint from, uint from_apart, uint to, uint to_apart) {
-% for k in range(16):
-    block[from + ${k} * from_apart] = own[${k}];
+// Between runs and numbers sixteen apart, whose owners write where they have read, so that a barrier stands only before what others have written is
+// read. A run is twenty from the next, a block sixteen banks from the next.
+inline void runs_to_columns(float *own, __local float *block, uint i) {
+% for q in range(4):
+    vstore4(vload4(${q}, own), ${q}, block + 20 * i);
 % endfor
-    barrier(CLK_LOCAL_MEM_FENCE);
+    BARRIER_OF_16;
 % for k in range(16):
-    own[${k}] = block[to + ${k} * to_apart];
+    own[${k}] = block[${20 * k} + i];
 % endfor
-    barrier(CLK_LOCAL_MEM_FENCE);
+}
+
+inline void columns_to_runs(float *own, __local float *block, uint i) {
+% for k in range(16):
+    block[${20 * k} + i] = own[${k}];
+% endfor
+    BARRIER_OF_16;
+% for q in range(4):
+    vstore4(vload4(${q}, block + 20 * i), ${q}, own);
+% endfor
 }
 % endif
 
-inline void whole_rotation(float *own, __local float *exchanged, uint lid) {
+<%def name="rotation_to_columns()">
 % if ROT > 1:
     rotate_near(own);
 % endif
@@ -55,7 +76,8 @@ inline void whole_rotation(float *own, __local float *exchanged, uint lid) {
 % endif
 % if ROT > 16:
     const uint i = lid & 15;
-    exchange(own, exchanged + (lid - i) * 17, 17 * i, 1, i, 17);
+    __local float *block = exchanged + (lid - i) * 21;
+    runs_to_columns(own, block, i);
     rotate_near(own);
 % endif
 % if ROT > 64:
@@ -65,13 +87,58 @@ inline void whole_rotation(float *own, __local float *exchanged, uint lid) {
     #pragma unroll
     for (uint k = 0; k < 16; k++) own[k] *= ${1 / ROOT}f;
 % endif
+</%def>
+inline void whole_rotation(float *own, __local float *exchanged, uint lid) {
+    ${rotation_to_columns()}
+% if ROT > 16:
+    // Runs are written next, by others.
+    BARRIER_OF_16;
+% endif
 }
 
 inline void rotate_runs(float *own, __local float *exchanged, uint lid) {
-    whole_rotation(own, exchanged, lid);
+    ${rotation_to_columns()}
 % if ROT > 16:
+    columns_to_runs(own, block, i);
+% endif
+}
+
+// Of a number's place in its block, an item holds the first and last digit to base four, in between, while those are rotated, the others. It
+// writes where it has read, so that a barrier stands only before what others have written is read.
+inline void rotate_spread(float *own, __local float *exchanged, uint lid) {
+% if ROT > 1:
+    rotate_near(own);
+% endif
+% if ROT > 4:
     const uint i = lid & 15;
-    exchange(own, exchanged + (lid - i) * 17, i, 17, 17 * i, 1);
+    __local float *block = exchanged + (lid - i) * 17;
+    __local float4 *outer = (__local float4 *)block + i;
+    __local float *inner = block + (i & 3) + 68 * (i >> 2);
+% for m in range(4):
+    outer[${17 * m}] = vload4(${m}, own);
+% endfor
+    BARRIER_OF_16;
+% for k in range(16):
+    own[${k}] = inner[${4 * k}];
+% endfor
+    rotate_near(own);
+% if ROT > 16:
+    rotate_far(own);
+% endif
+% for k in range(16):
+    inner[${4 * k}] = own[${k}];
+% endfor
+    BARRIER_OF_16;
+% for m in range(4):
+    vstore4(outer[${17 * m}], ${m}, own);
+% endfor
+% endif
+% if ROT > 64:
+    rotate_far(own);
+% endif
+% if ROT > 1:
+    #pragma unroll
+    for (uint k = 0; k < 16; k++) own[k] *= ${1 / ROOT}f;
 % endif
 }
 % else:

@@ -1,14 +1,16 @@
 <%doc>
 Numbers in 8 bits, a scale a block, as memtrain_cl/reference/blockwise.py states them: scales, and vectors of WIDTH there and back. Expects
-GPU, ALIGNED, CODING ("linear" or "dynamic"), CHANCE (codes are rounded stochastically), CODES ("int8" for linear, "uint8" for dynamic), and
-_rows.cl, _codes.cl, _quantize.cl.
+GPU, ALIGNED, PTX, CODING ("linear" or "dynamic"), CHANCE (codes are rounded stochastically), CODES ("int8" for linear, "uint8" for dynamic), and
+_rows.cl, _codes.cl, _quantize.cl, _exact.cl.
 
 coder_of(most)        the scale of a block whose largest magnitude has these bits (NaN where it is not finite), and what it takes to encode
 encode_<kind>(v, coder, positive, ...)    integers whose low bits are the codes of WIDTH numbers; kind: signed or unsigned, which are one
                       where linear; positive: one above 0 that counts keeps a code above that of 0
 guess_<kind>(v, coder, positive, close)   CPUs, to nearest: the same in less time, but for what is so close to where a code turns that the
                       quotient has to say; *close becomes other than 0 in such lanes. It begins as never_guess(coder)
-decode_<kind>(codes, at, left, ...)    WIDTH numbers, still to be multiplied by the scale; what lies beyond `left` of them is 0
+decode_<kind>(codes, at, left, ...)    WIDTH numbers, still to be multiplied by the scale; what lies beyond `left` of them is 0. Where PTX is 1, of
+                      the codes that taken_word gives, so that they can wait in one register
+taken_word(codes, at, left, zero)      PTX: four codes, `zero` in the place of those beyond `left`
 where `...` is the map if dynamic, then, if CHANCE, uniform numbers. The map is 256 numbers in order, 255 midpoints, and as much for the
 unsigned map from MAP_UNSIGNED on. On GPUs it lies in local memory, where work-items read different places at once. Minima of integers are of
 two vectors: Oclgrind 21.10 finds lanes without a value where one is a scalar.
@@ -29,8 +31,8 @@ N = WIDTH
 
 typedef struct {
     float scale;
-    // What numbers are divided by; what they are multiplied by for a guess, 0 where that could be a bad one.
-    float divisor, inverse;
+    // What numbers are divided by; what they are multiplied by for a guess or a quick quotient, 0 where that could be a bad one.
+    float divisor, inverse${", rest" if PTX else ""};
     // The least bits of a magnitude that counts.
     uint least;
 } coder;
@@ -38,18 +40,67 @@ typedef struct {
 inline coder coder_of(uint most) {
     const uint counts = most >= LEAST_BLOCK && most < LEAST_INFINITE;
     coder own;
+% if PTX:
+% if CODING == "linear":
+    // As the quotient by 127 at all numbers.
+    const float first = as_float(most) * 0x1.020408p-7f;
+    own.divisor = counts ? fma(-fma(first, 127.0f, -as_float(most)), 0x1.020408p-7f, first) : 1.0f;
+% else:
+    own.divisor = counts ? as_float(most) : 1.0f;
+% endif
+    const bool usual = counts && own.divisor >= 0x1p-90f && own.divisor <= 0x1p20f;
+    own.inverse = usual ? quick_inverse(own.divisor) : 0.0f;
+    own.rest = fma(-own.inverse, own.divisor, 1.0f) * own.inverse;
+% else:
     own.divisor = counts ? as_float(most)${" / 127.0f" if CODING == "linear" else ""} : 1.0f;
     own.inverse = counts && own.divisor >= 0x1p-100f ? 1.0f / own.divisor : 0.0f;
+% endif
     own.least = counts ? LEAST_NORMAL : 0xffffffffu;
     own.scale = as_float(most < LEAST_INFINITE ? as_uint(own.divisor) : 0x7fc00000u);
     return own;
 }
 
-inline vec quotient(vec v, coder own) { return select((vec)(0.0f), v, magnitudes(v) >= own.least) / own.divisor; }
+inline vec quotient(vec v, coder own) {
+% if PTX:
+    // What the least normal number is a part of is far below what turns a code.
+    if (own.inverse > 0.0f${" && !any(magnitudes(v) < LEAST_NORMAL)" if CHANCE else ""}) return quick_part(v, (float4)(own.divisor, own.inverse, own.rest, 0.0f));
+% endif
+    return select((vec)(0.0f), v, magnitudes(v) >= own.least) / own.divisor;
+}
 
+// Numbers above 0 that count get a code above that of 0, `one`.
+inline int${N} kept_positive(int${N} code, vec v, coder own, int one) {
+% if PTX:
+    if (own.least != LEAST_NORMAL) return code;
+% for i in "xyzw":
+    if (v.${i} >= 0x1p-126f) code.${i} = max(code.${i}, one);
+% endfor
+    return code;
+% else:
+    return select(code, max(code, (int${N})(one)), (magnitudes(v) >= own.least) & (v > 0.0f));
+% endif
+}
+
+% if PTX:
+inline uint taken_word(const __global ${CODE} *codes, ulong at, uint left, uint zero) {
+    codes += at;
+% if ALIGNED:
+    return *(const __global uint *)codes;
+% else:
+    uint word = 0;
+    for (uint i = 0; i < 4; i++) word |= (i < left ? (uint)(uchar)codes[i] : zero) << 8 * i;
+    return word;
+% endif
+}
+
+% endif
 % if CODING == "linear":
 % for kind in ("signed", "unsigned"):
+% if PTX:
+inline vec decode_${kind}(uint word) { return quick_bytes(word ^ 0x80808080u); }
+% else:
 inline vec decode_${kind}(const __global char *codes, ulong at, uint left) { return take_codes(codes, at, left); }
+% endif
 
 inline int${N} encode_${kind}(vec v, coder own, uint positive${DRAWN}) {
     if (own.least != LEAST_NORMAL) return (int${N})(0);
@@ -57,11 +108,11 @@ inline int${N} encode_${kind}(vec v, coder own, uint positive${DRAWN}) {
     const vec y = quotient(v, own);
     const vec below = floor(y);
     const int${N} code = convert_int${N}(clamp(select(below, below + 1.0f, u < y - below), -127.0f, 127.0f));
-    return select(code, max(code, (int${N})(1)), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
+    return positive ? kept_positive(code, v, own, 1) : code;
 % else:
     // Adding the magic number rounds half to even.
-    const int${N} code = as_int${N}(quotient(v, own) + WHOLE_MAGIC);
-    return select(code, max(code, (int${N})(WHOLE_BITS + 1)), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
+    const int${N} code = ${"own.inverse > 0.0f ? quick_code(v, own.divisor, own.inverse) : " if PTX else ""}as_int${N}(quotient(v, own) + WHOLE_MAGIC);
+    return positive ? kept_positive(code, v, own, WHOLE_BITS + 1) : code;
 % endif
 }
 
@@ -81,6 +132,9 @@ inline int8 guess_${kind}(vec v, coder own, uint positive, int8 *close) {
 inline vec mapped(int${N} place${MAP}) { return (vec)(${", ".join(f"map[place.s{i}]" for i in range(N))}); }
 
 % for kind, zero, last in (("signed", 127, 128), ("unsigned", 0, 255)):
+% if PTX:
+inline vec decode_${kind}(uint word${MAP}) { return mapped(convert_int4(as_uchar4(word)), map); }
+% else:
 inline vec decode_${kind}(const __global uchar *codes, ulong at, uint left${MAP}) {
     codes += at;
 % if not (GPU and ALIGNED):
@@ -92,6 +146,7 @@ inline vec decode_${kind}(const __global uchar *codes, ulong at, uint left${MAP}
 % endif
     return mapped(convert_int${N}(vload${N}(0, codes)), map);
 }
+% endif
 
 // Where a magnitude lies among the map's numbers from 0 on: number k at k, the last one (1) half before that. A decade's numbers lie a step
 // apart, those of the next one five such steps: a line for each decade, of which the lowest counts.
@@ -140,8 +195,7 @@ inline int${N} encode_${kind}(vec v, coder own, uint positive${MAP}${DRAWN}) {
     k = select(k, -min(k, (int${N})(127)), below);
 % endif
 % endif
-    k = select(k, max(k, (int${N})(1)), (magnitudes(v) >= own.least) & (v > 0.0f) & (positive ? -1 : 0));
-    return k + ${zero};
+    return (positive ? kept_positive(k, v, own, 1) : k) + ${zero};
 }
 
 % if not (GPU or CHANCE):

@@ -4,15 +4,16 @@
 // [rows]; signs [PLANES, n] bytes, rings of the last signs; skipped [1]. Its n elements are `chunks` chunks of CHUNK.
 //   automagic_measure    the chunks' sums of squared updates; (ROWS) the scales put aside to `old`, and `most`, the bits of each row's largest rotated
 //                        number; elements of gradients that are not finite are counted
+//   automagic_sum        where there are several chunks, the sum over their sums, behind them
 //   automagic_apply      the step: weights, signs, state; votes [2] a chunk, from pair `first` on
 //   automagic_tally      the sum over the chunks' votes, pair `place` of the tally (a tensor of one chunk has it from automagic_apply)
 //   automagic_rate       the votes of all tensors applied to the learning rate, and the tally made zero
 //   add_rounded          total += grad, rounded stochastically
 // What automagic_measure found of an element, automagic_apply finds again: reading a gradient and codes twice is less than writing and reading updates,
 // and takes no memory. `most` is zero before, unless the tensor is one chunk, which makes it so itself.
-// GPU: a work-group of SIDE items takes every so many-th chunk; CPU: an item takes `per` chunks (_automagic_chunks.cl).
+// GPU: a work-group of SIDE items takes a chunk; CPU: an item takes `per` chunks (_automagic_chunks.cl).
 // Launched by memtrain_cl/ops/automagic.py. Constants: NAME (the one kernel to render), GPU or not, PARAM and GRAD (elements), ROWS or not, ROT (1 without
-// rows), PLANES, STOCHASTIC (weights of 16 bits), CHUNK, SIDE, and those of _rows.cl.
+// rows), PLANES, STOCHASTIC (weights of 16 bits), CHUNK, SIDE, PTX (_exact.cl), and those of _rows.cl.
 #pragma OPENCL FP_CONTRACT OFF
 
 <%
@@ -28,6 +29,7 @@ ITEMS = LANES
 #include "_rng.cl"
 #include "_codes.cl"
 #include "_quantize.cl"
+#include "_exact.cl"
 #include "_moments.cl"
 #include "_hadamard.cl"
 #include "_written.cl"
@@ -45,16 +47,27 @@ typedef struct {
     vec g, v, root, u;
 } moments;
 
+% if PTX:
+// A number at a time: vectors of conditions take three instructions more each.
+inline vec counted(vec g) {
+% for i in "xyzw":
+    if (!(fabs(g.${i}) <= 0x1p63f)) g.${i} = 0.0f;
+% endfor
+    return g;
+}
+
+% endif
 inline moments updated(vec g, vec held, float beta2, float rest2, float lift, float eps) {
     moments own;
-    own.g = select((vec)(0.0f), g, magnitudes(g) <= GRADIENT_MAX);
+    own.g = ${"counted(g)" if PTX else "select((vec)(0.0f), g, magnitudes(g) <= GRADIENT_MAX)"};
 % if ROWS:
     held = max(held, 0.0f);
     held = held * held;
 % endif
     own.v = beta2 * held + rest2 * (own.g * own.g);
-    own.root = sqrt(own.v);
-    own.u = own.g / (own.root * lift + eps);
+    ${root_and_quotient("own.v", "own.g", "root * lift + eps", "root * lift + eps", "fmax(0x1p-120f, 0x1p-98f / eps)")}
+    own.root = root;
+    own.u = q;
     return own;
 }
 
@@ -62,7 +75,7 @@ inline moments updated(vec g, vec held, float beta2, float rest2, float lift, fl
 % if GPU:
     const uint lid = get_local_id(0);
 % if ROWS:
-    __local float exchanged[HADAMARD_LOCAL];
+    __local float exchanged[HADAMARD_LOCAL] __attribute__((aligned(16)));
 % endif
 % else:
     __local float block[256];
@@ -127,15 +140,23 @@ void automagic_measure(const __global ${stored(GRAD)} *grad, const __global ${HE
         for (uint i = 0; i < LANE_COUNT; i += 8) vstore8((vec)(0.0f), 0, lanes + i);
 % endif
         <%call expr="each_run()">
-            <%def name="elements()">
+            <%def name="taken(whole)">
+% for q in range(VECS):
+                vec raw${q} = (vec)(0.0f);
+                if (left > ${WIDTH * q}) {
+                    raw${q} = load_left_${GRAD}(grad + at + ${WIDTH * q}, left - ${WIDTH * q}, 0.0f);
+                }
+% endfor
+            </%def>
+            <%def name="elements(whole)">
 % for q in range(VECS):
                 vec square${q} = (vec)(0.0f);
                 if (left > ${WIDTH * q}) {
-                    const vec raw = load_left_${GRAD}(grad + at + ${WIDTH * q}, left - ${WIDTH * q}, 0.0f);
+                    const vec raw = raw${q};
                     const moments found = updated(raw, vload${WIDTH}(0, own + ${WIDTH * q}), beta2, rest2, lift, eps);
                     square${q} = found.u * found.u;
                     vstore${WIDTH}(found.root, 0, own + ${WIDTH * q});
-                    if (any(magnitudes(raw) > GRADIENT_MAX)) {
+                    if (${" || ".join(f"!(fabs(raw.{i}) <= 0x1p63f)" for i in "xyzw") if PTX else "any(magnitudes(raw) > GRADIENT_MAX)"}) {
                         uint bits[${WIDTH}];
                         vstore${WIDTH}(magnitudes(raw), 0, bits);
                         int times = 0;
@@ -155,7 +176,7 @@ void automagic_measure(const __global ${stored(GRAD)} *grad, const __global ${HE
                     ${NOTE}own_row, highest(own_most));
                     own_most = (uint${WIDTH})(0);
             </%def>
-            <%def name="rotated()">
+            <%def name="rotated(whole)">
 % if ROT >= 16:
 % for q in range(VECS):
                 own_most = max(own_most, magnitudes(vload${WIDTH}(0, own + ${WIDTH * q})));
@@ -196,14 +217,14 @@ void automagic_measure(const __global ${stored(GRAD)} *grad, const __global ${HE
 % elif NAME == "automagic_apply":
 #include "_automagic_signs.cl"
 
+<% RINGS = PTX and ALIGNED and PLANES == 1 %>
 __kernel __attribute__((reqd_work_group_size(${ITEMS}, 1, 1)))
 void automagic_apply(const __global ${stored(GRAD)} *grad, __global ${HELD_TYPE} *held, const __global float *held_scale, __global float *scale,
                      const __global float *most, const __global float *sums, __global ${stored(PARAM)} *param, __global uchar *signs,
                      const __global float *lr, __global float *votes, const ulong first, ${SIZES}, ${RULE}, const float clip, const float decay,
                      const float size_of_all, const uint slot, const uint history, const uint full, const uint seed) {
     ${local_memory()}
-    __local float all_lanes[1024];
-    const float sum_of_squares = sum_of_floats(sums, chunks, all_lanes, ${"lid" if GPU else "0"});
+    const float sum_of_squares = sums[chunks > 1 ? chunks : 0];
     const float share = 1.0f / max(sqrt(sum_of_squares / size_of_all) / clip, 1.0f);
     const float rate = *lr;
 % if GPU:
@@ -229,17 +250,28 @@ void automagic_apply(const __global ${stored(GRAD)} *grad, __global ${HELD_TYPE}
         }
 % endif
         <%call expr="each_run()">
-            <%def name="elements()">
+            <%def name="taken(whole)">
+% for q in range(VECS):
+                vec raw${q} = (vec)(0.0f), p${q} = (vec)(0.0f);
+                if (left > ${WIDTH * q}) {
+                    raw${q} = load_left_${GRAD}(grad + at + ${WIDTH * q}, left - ${WIDTH * q}, 0.0f);
+                    p${q} = load_left_${PARAM}(param + at + ${WIDTH * q}, left - ${WIDTH * q}, 0.0f);
+                }
+% endfor
+% if RINGS and whole:
+                uint4 rings = *(const __global uint4 *)(signs + at);
+% endif
+            </%def>
+            <%def name="elements(whole)">
 % for q in range(VECS):
                 vec net${q} = (vec)(0.0f), weight${q} = (vec)(0.0f);
                 if (left > ${WIDTH * q}) {
                     const uint own_left = left - ${WIDTH * q};
                     const ulong here = at + ${WIDTH * q};
-                    const vec raw = load_left_${GRAD}(grad + here, own_left, 0.0f);
-                    const moments found = updated(raw, vload${WIDTH}(0, own + ${WIDTH * q}), beta2, rest2, lift, eps);
+                    const moments found = updated(raw${q}, vload${WIDTH}(0, own + ${WIDTH * q}), beta2, rest2, lift, eps);
                     const vec u = clamp(found.u * share, -clip, clip);
                     const vec w = full ? fabs(u) : (vec)(0.0f);
-                    const vec p = load_left_${PARAM}(param + here, own_left, 0.0f);
+                    const vec p = p${q};
                     const vec moved = p - rate * (u + decay * p);
 % if STOCHASTIC:
                     const vec chance = uniform_of_${WIDTH}(heads_at(here), seed ^ seed >> 16);
@@ -247,7 +279,13 @@ void automagic_apply(const __global ${stored(GRAD)} *grad, __global ${HELD_TYPE}
 % else:
                     store_left_${PARAM}(param + here, own_left, moved);
 % endif
+% if RINGS and whole:
+                    uint ring = rings.s${q};
+                    net${q} = voted_word(&ring, found.g, w, slot, history, full);
+                    rings.s${q} = ring;
+% else:
                     net${q} = voted(signs + here, n, own_left, found.g, w, slot, history, full);
+% endif
                     weight${q} = w;
 % if ROWS:
                     vstore${WIDTH}(found.root, 0, own + ${WIDTH * q});
@@ -256,6 +294,9 @@ void automagic_apply(const __global ${stored(GRAD)} *grad, __global ${HELD_TYPE}
 % endif
                 }
 % endfor
+% if RINGS and whole:
+                *(__global uint4 *)(signs + at) = rings;
+% endif
                 if (full) {
                     const float4 net = quarter_run(${", ".join(f"net{q}" for q in range(VECS))});
                     const float4 weight = quarter_run(${", ".join(f"weight{q}" for q in range(VECS))});
@@ -271,8 +312,14 @@ void automagic_apply(const __global ${stored(GRAD)} *grad, __global ${HELD_TYPE}
             <%def name="next_row()">
                     row_coder = coder_of(as_uint(most[row0 + down]));
             </%def>
-            <%def name="rotated()">
-% if ROT >= 16:
+            <%def name="rotated(whole)">
+% if WORDS and whole:
+                uint4 codes;
+% for q in range(4):
+                codes.s${q} = as_uint(convert_uchar4(encode_signed(vload4(${q}, own), row_coder, 0)));
+% endfor
+                *(__global uint4 *)(held + at) = codes;
+% elif ROT >= 16:
 % for q in range(VECS):
                 put_whole(held, at + ${WIDTH * q}, left - ${WIDTH * q}, encode_signed(vload${WIDTH}(0, own + ${WIDTH * q}), row_coder, 0));
 % endfor
@@ -300,6 +347,13 @@ void automagic_apply(const __global ${stored(GRAD)} *grad, __global ${HELD_TYPE}
         votes[2 * (first + chunk) + 1] = halve_chunk(weight_lanes);
 % endif
     </%call>
+}
+% elif NAME == "automagic_sum":
+__kernel __attribute__((reqd_work_group_size(${ITEMS}, 1, 1)))
+void automagic_sum(__global float *sums, const ulong chunks) {
+    __local float lanes[1024];
+    const float sum = sum_of_floats(sums, chunks, lanes, get_local_id(0));
+    if (get_local_id(0) == 0) sums[chunks] = sum;
 }
 % elif NAME == "automagic_tally":
 __kernel __attribute__((reqd_work_group_size(${ITEMS}, 1, 1)))

@@ -6,7 +6,7 @@
 // GPU: LANES work-items share a block, SLOTS blocks a work-group; they keep it in registers and read it once, or, with HELD 0, read it once
 // for its largest number and once more. CPU: a work-item takes `per` blocks. Launched by memtrain_cl/ops/blockwise.py.
 // Constants: NAME (the one kernel to render), GPU or not, X (elements of x), CODING (linear or dynamic), CODES (int8 or uint8), KIND (signed or
-// unsigned, the dynamic map), STOCHASTIC or not, and those of _rows.cl.
+// unsigned, the dynamic map), STOCHASTIC or not, PTX (_exact.cl), and those of _rows.cl.
 #pragma OPENCL FP_CONTRACT OFF
 
 <%
@@ -20,12 +20,17 @@ MOST = "uint"
 #include "_rng.cl"
 #include "_codes.cl"
 #include "_quantize.cl"
+#include "_exact.cl"
 #include "_moments.cl"
-% if GPU:
+% if PTX:
+#include "_warps_max.cl"
+% elif GPU:
 #include "_lanes_max.cl"
 % endif
 
 <%
+TAKEN = "taken_word(codes, at + j, count - j, 0)" if PTX else "codes, at + j, count - j"
+DECODED = f"decode_{KIND}({TAKEN}{OF_MAP})"
 CODE_TYPE = "char" if CODING == "linear" else "uchar"
 X_TYPE = stored(X)
 SIZES = "const ulong n, const uint size, const ulong blocks, const uint per"
@@ -47,9 +52,14 @@ def coded(v, j):
 </%def>
 <%def name="blocks_begin()">
 % if GPU:
-    const uint lane = get_local_id(0) % ${LANES};
-    const uint slot = get_local_id(0) / ${LANES};
+    const uint lane = get_local_id(0)${f" % {LANES}" if SLOTS > 1 else ""};
+    const uint slot = ${f"get_local_id(0) / {LANES}" if SLOTS > 1 else "0"};
+% if CODING == "dynamic" and not PTX:
     for (uint turn = 0; turn < per; turn++) {
+% else:
+    const uint turn = 0;
+    {
+% endif
         const ulong block = ((ulong)turn * get_num_groups(0) + get_group_id(0)) * ${SLOTS} + slot;
         const ulong at = block * size;
         // For the sake of the barriers no work-item leaves before them.
@@ -76,13 +86,20 @@ void quantize_blocks(const __global ${X_TYPE} *x, __global ${CODE_TYPE} *codes, 
         uint4 most_4 = (uint4)(0);
 % if HELD:
         vec held[${HELD}];
-        #pragma unroll
-        for (uint k = 0; k < ${HELD}; k++) {
-            const uint j = 4 * (lane + k * ${LANES});
-            held[k] = (vec)(0.0f);
-            if (lane + k * ${LANES} < units) held[k] = load_left_${X}(x + at + j, count - j, 0.0f);
-            most_4 = max(most_4, magnitudes(held[k]));
+        // Without conditions, so that all of a block is asked for before any of it is awaited.
+        if (count == ${4 * LANES * HELD}) {
+            #pragma unroll
+            for (uint k = 0; k < ${HELD}; k++) held[k] = load_${X}(x + at + 4 * (lane + k * ${LANES}));
+        } else {
+            #pragma unroll
+            for (uint k = 0; k < ${HELD}; k++) {
+                const uint j = 4 * (lane + k * ${LANES});
+                held[k] = (vec)(0.0f);
+                if (j < count) held[k] = load_left_${X}(x + at + j, count - j, 0.0f);
+            }
         }
+        #pragma unroll
+        for (uint k = 0; k < ${HELD}; k++) most_4 = max(most_4, magnitudes(held[k]));
 % else:
         for (uint j = 4 * lane; j < count; j += ${4 * LANES}) {
             most_4 = max(most_4, magnitudes(load_left_${X}(x + at + j, count - j, 0.0f)));
@@ -148,7 +165,7 @@ void dequantize_blocks(const __global ${CODE_TYPE} *codes, const __global float 
         const float scale = scales[block];
         for (uint j = 0; j < count; j += 8) {
 % endif
-            store_left_float32(x + at + j, count - j, decode_${KIND}(codes, at + j, count - j${OF_MAP}) * scale);
+            store_left_float32(x + at + j, count - j, ${DECODED} * scale);
         }
     }
 }

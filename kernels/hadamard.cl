@@ -15,6 +15,7 @@
 
 <%
 TYPES = (X, "float32")
+PTX = 0
 VECTOR_WIDTHS = (1, 4) if GPU else (1, 8)
 SAVE, STOCHASTIC, CHANCE = 0, 0, 0
 CODING, CODES = "linear", "int8"
@@ -27,6 +28,7 @@ X_TYPE = stored(X)
 #include "_rng.cl"
 #include "_codes.cl"
 #include "_quantize.cl"
+#include "_exact.cl"
 #include "_moments.cl"
 #include "_hadamard.cl"
 % if GPU:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,10 @@ PROFILE_BLOCK_MAX = 256
 #: The uses of chance in a step, each a stream of random numbers of its own: weights of fewer than 32 bits rounded as
 #: they are written, and the codes of the two moments where they are rounded stochastically.
 STREAM_WEIGHT, STREAM_EXP_AVG, STREAM_EXP_AVG_SQ = 7, 8, 9
+
+
+def _float32(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def _geometric_sum(ratio: float, terms: int) -> float:
@@ -97,6 +102,17 @@ class AdamStep:
     def root2(self) -> float:
         """sqrt(1 - beta2^step)."""
         return math.sqrt(1.0 - float(self.beta2) ** int(self.step))
+
+    @property
+    def quick(self) -> tuple[float, float, float]:
+        """1/root2 in two parts, of root2 as float32, and the least quotient that kernels/_exact.cl need not doubt with
+        this eps: none where root2 is below 2^-20.
+        """
+        root2 = _float32(self.root2)
+        if root2 < 2.0**-20:
+            return 1.0, 0.0, math.inf
+        inverse = _float32(1.0 / root2)
+        return inverse, 1.0 / root2 - inverse, max(2.0**-120, 2.0**-98 / float(self.eps))
 
     @property
     def shrink(self) -> float | None:

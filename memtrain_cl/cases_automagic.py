@@ -22,7 +22,7 @@ def automagic_case(
     state = 2 if rows else 8
     also = [("automagic", "automagic_measure")]
     if n > CHUNK:
-        also.append(("automagic", "automagic_tally"))
+        also += [("automagic", "automagic_sum"), ("automagic", "automagic_tally")]
     return Case(
         "automagic",
         "automagic_apply",

@@ -9,7 +9,8 @@ Unproven: how the shapes fare on GPUs other than NVIDIA's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,12 +55,13 @@ class AdamArrays:
     seed: int
     elements: tuple[str, str]
 
-    @property
+    # Kept: a launch of many tensors asks for them many times.
+    @cached_property
     def n(self) -> int:
         """Elements."""
         return self.param.size
 
-    @property
+    @cached_property
     def aligned(self) -> bool:
         """Whether vectors of four elements lie whole and on their boundaries, where blocks do."""
         return self.n % 4 == 0 and min(a.alignment for a in (self.param, self.grad, *self.moments)) >= 16
@@ -154,7 +156,7 @@ def _launch(
     arguments += [flags, np.uint32(first), np.uint32(size), np.uint64(blocks), np.uint32(shape.per)]
     if steps:
         # Host scalars are float64 until here and rounded to float32 once: part of the rule.
-        reals = (
+        reals: tuple[float, ...] = (
             -1.0 if rule.maximize else 1.0,
             rule.weight_decay if rule.shrink is None else rule.shrink,
             rule.beta1,
@@ -166,6 +168,7 @@ def _launch(
             rule.eps,
             rule.bound,
         )
+        reals += rule.quick if shape.constants["PTX"] else ()
         arguments += [np.int32(rule.step), *(np.float32(value) for value in reals)]
         arguments += [map_of(device, True, False)] if coding == "dynamic" else [] if tables is None else list(tables)
     return kernel(shape.global_size, shape.local_size, *arguments)
@@ -175,8 +178,8 @@ def _shape(device: Device, name: str, rule: AdamStep, blocks: int, size: int, *,
     whole = name == "adam_step" and rule.code == "profile"
     mapped = name == "adam_step" and rule.code == "dynamic"
     shape = block_shape(device, blocks, size, aligned=aligned, mapped=mapped, whole=whole)
-    held = name == "adam_step" and rule.code in ("linear", "dynamic")
-    return shape if held else BlockShape({**shape.constants, "HELD": 0}, shape.global_size, shape.local_size, shape.per)
+    held = shape.constants["PTX"] if name == "adam_scan" else rule.code in ("linear", "dynamic")
+    return shape if held else replace(shape, constants={**shape.constants, "HELD": 0})
 
 
 def _require(tensor: Any, rule: AdamStep) -> None:

@@ -1,7 +1,7 @@
 """Launchers of kernels/automagic.cl: steps of Automagic on rotated int8 state, and the learning rate that they vote on.
 
 Signatures, formulas and results are those of `memtrain_cl.reference.automagic`, byte for byte on every device. A
-tensor takes two kernels, and two small ones more where it has more than a chunk of 8192 elements; nothing waits.
+tensor takes two kernels, and three small ones more where it has more than a chunk of 8192 elements; nothing waits.
 
 Unproven: how the shapes fare on GPUs other than NVIDIA's.
 """
@@ -36,8 +36,8 @@ from memtrain_cl.ops.stochastic import FLOATING_DTYPES, name_of
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import BLOCKS_PER_UNIT, SIZE_LIMIT, ceil_div, flat_shape, groups_share_rows
 
-#: Work-groups that a compute unit of a GPU gets: each adds up the chunks' sums for itself.
-GROUPS_PER_UNIT = 16
+#: Items that add up the chunks' sums on a GPU.
+SUM_ITEMS = 256
 
 _CLEAR = Formula("y0 = 0.0f;", (), ("float",))
 
@@ -84,6 +84,7 @@ class _Plan:
         aligned = self.gpu and own.n % 4 == 0 and min(array.alignment for array in wide) >= 16
         self.shape = {
             "GPU": int(self.gpu),
+            "PTX": int(self.gpu and device.info.inline_ptx),
             "LANES": SIDE if self.gpu else 1,
             "SLOTS": 1,
             "HELD": 0,
@@ -94,8 +95,7 @@ class _Plan:
             "SIDE": SIDE,
         }
         if self.gpu:
-            groups = min(own.chunks, device.info.compute_units * GROUPS_PER_UNIT)
-            self.per, self.global_size, self.local_size = 1, (groups * SIDE,), (SIDE,)
+            self.per, self.global_size, self.local_size = 1, (own.chunks * SIDE,), (SIDE,)
         else:
             self.per = ceil_div(own.chunks, device.info.compute_units * BLOCKS_PER_UNIT)
             self.global_size, self.local_size = (ceil_div(own.chunks, self.per),), (1,)
@@ -121,17 +121,21 @@ def launch_step(device: Device, own: AutomagicArrays, lr: DeviceArray, tally: De
     if own.columns >= SIZE_LIMIT:
         raise UnsupportedDevice(f"expected rows of fewer than 2^31 elements, got {own.columns}")
     plan, rule = _Plan(device, own), own.rule
-    sums = pooled(device, (own.chunks,), np.float32)
+    several = own.chunks > 1
+    sums = pooled(device, (own.chunks + several,), np.float32)
     # Kernels of what has no rows take buffers that they do not touch.
     scale, old, most = own.scale or sums, sums, sums
     if own.scale is not None:
         old, most = (pooled(device, (own.scale.size,), np.float32) for _ in range(2))
-        if own.chunks > 1:
+        if several:
             launch(_CLEAR, [Operand(most, most.shape, (1,), 0, "float32")], [])
     plan.launch(
         "automagic_measure", "float32", 1, own.grad, own.held, scale, old, most, sums, own.skipped, *plan.numbers
     )
-    several = own.chunks > 1
+    items = min(SUM_ITEMS, device.info.max_work_group_size) if plan.gpu else 1
+    if several:
+        kernel = _plain_kernel(device, "automagic_sum", lanes=items)
+        kernel((items,), (items,), sums, np.uint64(own.chunks))
     votes = pooled(device, (own.chunks, 2), np.float32) if several else tally
     event = plan.launch(
         "automagic_apply",
@@ -145,8 +149,8 @@ def launch_step(device: Device, own: AutomagicArrays, lr: DeviceArray, tally: De
         np.uint32(step_seed(own.seed, rule.step, STREAM_WEIGHT)),
     )
     if several:
-        kernel = _plain_kernel(device, "automagic_tally", lanes=plan.shape["LANES"])
-        event = kernel(plan.local_size, plan.local_size, votes, tally, np.uint64(own.place), np.uint64(own.chunks))
+        kernel = _plain_kernel(device, "automagic_tally", lanes=items)
+        event = kernel((items,), (items,), votes, tally, np.uint64(own.place), np.uint64(own.chunks))
     return event
 
 
@@ -167,6 +171,7 @@ def _plain_kernel(
         name,
         NAME=name,
         GPU=int(groups_share_rows(device.info)),
+        PTX=0,
         LANES=lanes,
         ALIGNED=aligned,
         PARAM=param,

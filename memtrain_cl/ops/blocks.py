@@ -14,16 +14,21 @@ import numpy as np
 
 from memtrain_cl.array import DeviceArray, from_numpy
 from memtrain_cl.code_maps import dynamic_map, dynamic_midpoints
-from memtrain_cl.device import Device
+from memtrain_cl.device import Device, DeviceInfo
 from memtrain_cl.errors import UnsupportedDevice
-from memtrain_cl.tuning import BLOCKS_PER_UNIT, SIZE_LIMIT, ceil_div, groups_share_rows
+from memtrain_cl.tuning import BLOCKS_PER_UNIT, SIZE_LIMIT, ceil_div, groups_share_rows, power_of_two_at_least
 
 #: Work-items that share a block: few sizes, since each is a program to build.
 LANES = (4, 16, 64, 256)
+#: The same where 32 items exchange numbers without local memory, and the vectors that an item keeps at most: two where
+#: its block then needs no barrier.
+WARP_LANES = ((4, 2), (16, 2), (32, 2), (64, 4), (128, 4), (256, 4))
 #: Vectors of four elements that an item keeps in registers: few for most blocks, twice as many for one size more.
 HELD = 2
 #: Items of a work-group at least, made of several short blocks.
 GROUP = 64
+#: The same there.
+WARP_GROUP = 128
 #: Groups that a compute unit of a GPU gets where each has to read a map before its first block.
 GROUPS_PER_UNIT = 16
 #: Elements of a block that an item of a CPU keeps between reading and writing it.
@@ -32,8 +37,8 @@ KEPT = 2048
 
 @dataclass(frozen=True)
 class BlockShape:
-    """constants: those of kernels/_rows.cl, and HELD (CPU: elements of a block that are kept). per: turns of a group,
-    or blocks of a CPU's item.
+    """constants: those of kernels/_rows.cl, PTX (kernels/_exact.cl), and HELD (CPU: elements of a block that are kept).
+    per: turns of a group, or blocks of a CPU's item.
     """
 
     constants: dict[str, int]
@@ -57,23 +62,36 @@ def block_shape(
         per = ceil_div(blocks, info.compute_units * BLOCKS_PER_UNIT)
         # Two float32 an element wait in local memory, of which a driver may want a part for itself.
         held = KEPT if block_size <= KEPT and 0.75 * info.local_mem_bytes >= 2 * 4 * KEPT else 0
-        constants = {"GPU": 0, "LANES": 1, "SLOTS": 1, "HELD": held, "ALIGNED": 0}
+        constants = {"GPU": 0, "PTX": 0, "LANES": 1, "SLOTS": 1, "HELD": held, "ALIGNED": 0}
         return BlockShape(constants, (ceil_div(blocks, per),), (1,), per)
     units = ceil_div(block_size, 4)
-    possible = [lanes for lanes in LANES if lanes <= info.max_work_group_size]
-    each = 1 if whole else HELD
-    lanes = next((lanes for lanes in possible if lanes * each >= units), possible[-1])
-    held = next((held for held in (HELD, 2 * HELD) if lanes * held >= units), 0)
-    slots = max(1, GROUP // lanes)
+    warps = info.inline_ptx and info.max_work_group_size >= WARP_LANES[-1][0]
+    lanes, held = _warp_lanes(units) if warps and not whole else _lanes(info, units, 1 if whole else HELD)
+    slots = max(1, (WARP_GROUP if warps else GROUP) // lanes)
     groups = ceil_div(blocks, slots)
-    if mapped:
+    if mapped and not warps:
         groups = min(groups, info.compute_units * GROUPS_PER_UNIT)
     return BlockShape(
-        {"GPU": 1, "LANES": lanes, "SLOTS": slots, "HELD": held, "ALIGNED": int(aligned)},
+        {"GPU": 1, "PTX": int(warps), "LANES": lanes, "SLOTS": slots, "HELD": held, "ALIGNED": int(aligned)},
         (groups * lanes * slots,),
         (lanes * slots,),
         ceil_div(blocks, groups * slots),
     )
+
+
+def _lanes(info: DeviceInfo, units: int, each: int) -> tuple[int, int]:
+    """(items that share a block of `units` vectors, vectors that each keeps, 0 where they would be too many)."""
+    possible = [lanes for lanes in LANES if lanes <= info.max_work_group_size]
+    lanes = next((lanes for lanes in possible if lanes * each >= units), possible[-1])
+    return lanes, next((held for held in (HELD, 2 * HELD) if lanes * held >= units), 0)
+
+
+def _warp_lanes(units: int) -> tuple[int, int]:
+    """The same where 32 items exchange numbers without local memory."""
+    for lanes, most in WARP_LANES:
+        if lanes * most >= units:
+            return lanes, power_of_two_at_least(ceil_div(units, lanes))
+    return WARP_LANES[-1][0], 0
 
 
 def map_of(device: Device, *signed: bool) -> DeviceArray:

@@ -1,0 +1,92 @@
+"""kernels/_exact.cl: quick quotients and roots have the bits of division and root wherever they have no doubt. The
+numbers are those at which an error of a last place would show; other devices than those that take PTX have none of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from memtrain_cl.adam_rule import AdamStep
+from memtrain_cl.array import from_numpy
+from memtrain_cl.device import Device
+from memtrain_cl.program import build_options, render
+from memtrain_cl.runtimes import import_pyopencl
+
+_CHECKS = """
+uint mixed(uint x) {
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15) * 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+bool same(float a, float b) { return as_uint(a) == as_uint(b); }
+
+// Numbers around b*(q + half a last place) for a random q: their quotients lie next to where rounding turns.
+float hard(float b, uint chance) {
+    const float q = as_float(0x3f800000u | (mixed(chance) & 0x7fffffu));
+    const float product = q * b;
+    return as_float(as_uint(product + (fma(q, b, -product) + 0x1p-24f * b)) + chance % 3 - 1);
+}
+
+__kernel void check(volatile __global uint *wrong, const uint seed) {
+    const uint id = get_global_id(0);
+    const uint chance = mixed(seed ^ mixed(id));
+    const float b = as_float(0x3f800000u | (chance & 0x7fffffu)), a = hard(b, mixed(chance + 1));
+    const float inverse = quick_inverse(b);
+    if (!same(inverse, 1.0f / b)) atomic_inc(wrong);
+
+    bool doubt = false;
+    const float4 four = (float4)(a, -a, a * 0x1p-40f, a * 0x1p40f);
+    const float4 q = quick_quotient(four, (float4)(b), 0x1p-60f, &doubt);
+    const float4 part = quick_part(four, (float4)(b, inverse, fma(-inverse, b, 1.0f) * inverse, 0.0f));
+    const float4 plain = four / b;
+    if (doubt || any(as_uint4(q) != as_uint4(plain))) atomic_inc(wrong + 1);
+    if (any(as_uint4(part) != as_uint4(plain))) atomic_inc(wrong + 2);
+
+    // Squares of 24 bits and what lies beside them, from 2^-100 to 2^127.
+    const float v = as_float(as_uint(a * a) + chance % 3 - 1) * as_float((27 + chance / 7 % 224) << 23);
+    const float4 root = quick_root((float4)(v, 1.0f, 4.0f, 0x1p-101f), &doubt);
+    if (doubt || !same(root.x, sqrt(v)) || root.z != 2.0f || !same(root.w, sqrt(0x1p-101f))) atomic_inc(wrong + 3);
+    bool small = false, none = false;
+    quick_root((float4)(1.0f, 1.0f, 1.0f, 0x1.fffffep-102f), &small);
+    quick_quotient((float4)(1.0f, 1.0f, 1.0f, 0.0f), (float4)(1.0f), 0x1p-60f, &none);
+    if (!small || !none) atomic_inc(wrong + 3);
+
+    for (uint k = 0; k < 127; k++) {
+        const float near = as_float(as_uint((k + 0.5f) * b) + chance % 9 - 4);
+        const int4 codes = quick_code((float4)(near, -near, 0.0f, b), b, inverse);
+        const float4 rounded = (float4)(near / b, -near / b, 0.0f, 1.0f) + 12582912.0f;
+        if (any(codes != as_int4(rounded))) atomic_inc(wrong + 4);
+    }
+    const float4 bytes = quick_bytes(chance ^ 0x80808080u);
+    if (any(bytes != convert_float4(as_char4(chance)))) atomic_inc(wrong + 5);
+}
+"""
+
+
+def test_quick_quotients_have_the_bits_of_plain_ones(device: Device) -> None:
+    own = render("_exact", {"PTX": int(device.info.inline_ptx)})
+    if not device.info.inline_ptx:
+        assert "asm" not in own
+        return
+    cl = import_pyopencl()
+    source = f"#pragma OPENCL FP_CONTRACT OFF\n{own}\n{_CHECKS}"
+    kernel = cl.Kernel(cl.Program(device.context, source).build(build_options(device)), "check")
+    wrong = from_numpy(device, np.zeros(6, np.uint32))
+    for seed in range(4):
+        kernel(device.queue, (1 << 21,), None, wrong.buffer, np.uint32(seed))
+    assert wrong.numpy().tolist() == [0] * 6
+
+
+@pytest.mark.parametrize("step", [1, 2, 10, 1000, 10**6])
+@pytest.mark.parametrize("beta2", [0.0, 0.5, 0.99, 0.999, 1 - 1e-9])
+def test_what_a_step_says_of_its_quotients(beta2: float, step: int) -> None:
+    rule = AdamStep(lr=1e-3, beta2=beta2, step=step)
+    inverse, rest, least = rule.quick
+    root2 = float(np.float32(rule.root2))
+    if root2 < 2.0**-20:
+        assert least == np.inf
+    else:
+        assert abs((inverse + float(np.float32(rest))) * root2 - 1.0) < 2.0**-45
+        assert least * rule.eps >= 2.0**-98
