@@ -43,10 +43,10 @@ def pack_codes(codes: np.ndarray) -> np.ndarray:
     return packed
 
 
-def split_codes(codes: np.ndarray, C: int) -> tuple[np.ndarray, np.ndarray]:
-    """(t, c), int8 of the codes' shape, of codes below 3(2C-1)."""
+def code_tables(C: int) -> tuple[np.ndarray, np.ndarray]:
+    """(t, c) of every code below 3(2C-1), int8 [3(2C-1)]: table[codes] splits codes."""
     t, c = np.divmod(np.arange(code_count(C)), 2 * C - 1)
-    return (t - 1).astype(np.int8)[codes], (c - (C - 1)).astype(np.int8)[codes]
+    return (t - 1).astype(np.int8), (c - (C - 1)).astype(np.int8)
 
 
 def join_codes(t: np.ndarray, c: np.ndarray, C: int) -> np.ndarray:

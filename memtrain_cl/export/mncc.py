@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from memtrain_cl.export.atomic import atomic_path
-from memtrain_cl.export.codes import code_chunks, split_codes
+from memtrain_cl.export.codes import code_chunks, code_tables
 from memtrain_cl.export.hostile import corrupt, open_regular, read_array, read_exactly
 from memtrain_cl.export.layout import layer_fault
 from memtrain_cl.formats import C_MAX_UNPACKED, LayerState
@@ -105,9 +105,9 @@ def write_mncc(path: Path, layers: Mapping[str, LayerState]) -> None:
 
 
 def _write_parts(file: BufferedWriter, layer: LayerState) -> None:
-    for part in (0, 1):  # all of t, then all of c
+    for table in code_tables(layer.C):  # all of t, then all of c
         for _, codes in code_chunks(layer.state):
-            file.write(split_codes(codes, layer.C)[part].data)
+            file.write(np.take(table, codes).data)
 
 
 def read_mncc(path: Path) -> dict[str, MnccLayer]:
