@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from memtrain_cl.errors import CorruptFile
 from memtrain_cl.export.container import DTYPES, RawTensor, Tensor
 from memtrain_cl.export.packed import EngineReader, read_engine, write_engine
 from memtrain_cl.formats import LayerState
-from tests.export_cases import assert_same_layer, assert_same_tensor, golden_layer, random_layer, small_model
+from tests.export_cases import GOLDEN, assert_same_layer, assert_same_tensor, golden_layer, random_layer, small_model
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:
@@ -205,6 +206,39 @@ def test_memory_stays_near_one_copy(tmp_path: Path) -> None:
     assert engine.layers["l"].state.nbytes == layer.state.nbytes
     assert written < size / 3
     assert read < 1.4 * size
+
+
+def test_a_file_by_hand(tmp_path: Path) -> None:
+    """The layout as it is described, its bytes laid out here and not by the writer or the safetensors library."""
+    scale, v = (np.array(GOLDEN[name], "<f4").tobytes() for name in ("scale", "v"))
+    tensors = {
+        "l0.state": ("U8", [2, 6], bytes(GOLDEN["packed"])),
+        "l0.v": ("F32", [2], v),
+        "l0.scale": ("F32", [2], scale),
+        "norm": ("BF16", [1, 2], b"\x80\x3f\x00\x40"),
+    }
+    layer = {"in_features": 8, "out_features": 2, "C": 11, "hyper": {"lr": 0.25}, "seed": 7, "step": 40}
+    body = {
+        "format": 1,
+        "layers": {"l0": layer},
+        "model": {"dim": 8},
+        "created_by": "hand",
+        "sha256": {name: hashlib.sha256(data).hexdigest() for name, (_, _, data) in tensors.items()},
+    }
+    header: dict[str, Any] = {"__metadata__": {"memtrain_cl": json.dumps(body)}}
+    payload = b""
+    for name, (code, shape, data) in tensors.items():
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [len(payload), len(payload) + len(data)]}
+        payload += data
+    text = json.dumps(header).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + payload)
+    for mapped in (False, True):
+        engine = read_engine(path, mapped=mapped)
+        golden = dataclasses.replace(golden_layer(), hyper={"lr": 0.25}, seed=7, step=40)
+        assert_same_layer(engine.layers["l0"], golden)
+        assert_same_tensor(engine.tensors["norm"], RawTensor("BF16", (1, 2), np.frombuffer(tensors["norm"][2], "u1")))
+        assert (engine.model, engine.created_by) == ({"dim": 8}, "hand")
 
 
 def test_a_mapped_file_is_read_where_it_lies(tmp_path: Path) -> None:

@@ -74,6 +74,23 @@ def test_a_configuration_beyond_its_file_is_refused_before_a_model_is_made(
         read_model(tmp_path / "c.pt")
 
 
+def test_a_scale_that_is_not_finite_is_refused_and_no_file_appears(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = torch.load(run / CHECKPOINT, weights_only=True)
+    name = "model.layers.0.mlp.up_proj.scale"
+    for value in (float("nan"), float("inf"), -1.0):
+        content["model"][name][2] = value
+        torch.save(content, tmp_path / "c.pt")
+        for target in ("engine", "mncc", "npz", "motifcl", "gguf:f16"):
+            assert main(["export", str(tmp_path / "c.pt"), "--to", target, "--out", str(tmp_path / "out")]) == 2
+            printed = capsys.readouterr()
+            assert "model.layers.0.mlp.up_proj" in printed.err
+            assert "scale" in printed.err
+            assert printed.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
+
+
 def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None:
     content = torch.load(run / CHECKPOINT, weights_only=True)
     del content["model"]["lm_head.weight"]
