@@ -33,10 +33,10 @@ __all__ = [
     "rotate",
 ]
 
-#: Elements of a run, which a GPU's item holds, and of what a CPU's item rotates at a time.
-RUN, BLOCK = 16, 256
-#: Work-items of a GPU that share a row: few sizes, since each is a program to build. Runs that an item holds.
-LANES, HELD = (4, 16, 64, 256), (1, 2, 4)
+#: Elements of a block, and of a GPU's item's part of it, of which sixteen are one.
+BLOCK, PART = 256, 16
+#: Work-items of a GPU that share a row: few sizes, since each is a program to build. Parts that an item holds.
+LANES, HELD = (16, 64, 256), (1, 2, 4)
 #: Items of a work-group at least.
 GROUP = 64
 #: Elements of a row that an item of a CPU keeps in local memory.
@@ -44,7 +44,8 @@ KEPT = 8192
 
 
 def _kernel(device: Device, name: str, element: str, rot: int, constants: dict[str, int]) -> Any:
-    return get_kernel(device, "hadamard", name, NAME=name, X=element, ROT=rot, **constants)
+    ptx = int(constants["GPU"] and device.info.inline_ptx)
+    return get_kernel(device, "hadamard", name, NAME=name, X=element, ROT=rot, PTX=ptx, **constants)
 
 
 def launch_encode(
@@ -64,10 +65,10 @@ def launch_encode(
     info = device.info
     if groups_share_rows(info):
         aligned = columns % 4 == 0 and min(x.alignment, codes.alignment) >= 16
-        possible = [lanes for lanes in LANES if lanes <= info.max_work_group_size and lanes * RUN >= rot]
-        runs = ceil_div(columns, RUN)
-        choices = [(lanes, held) for lanes in possible for held in HELD if lanes * held >= runs]
-        # The most items that still leave an item a run, then more runs an item.
+        possible = [lanes for lanes in LANES if lanes <= info.max_work_group_size]
+        blocks = ceil_div(columns, BLOCK)
+        choices = [(lanes, held) for lanes in possible for held in HELD if lanes * held >= blocks * PART]
+        # The most items that still leave an item a part, then more parts an item.
         lanes, held = min(choices, key=lambda choice: (choice[1], choice[0])) if choices else (possible[-1], 0)
         slots = max(1, GROUP // lanes)
         constants = {"GPU": 1, "LANES": lanes, "SLOTS": slots, "HELD": held, "ALIGNED": int(aligned)}
@@ -84,15 +85,15 @@ def launch_encode(
 def _launch_flat(
     device: Device, name: str, arrays: tuple[DeviceArray, ...], rows: int, columns: int, rot: int, element: str
 ) -> Any:
-    """Enqueue a kernel over all runs, or blocks of a CPU's item; the launch's event."""
+    """Enqueue a kernel over all blocks; the launch's event."""
     gpu = groups_share_rows(device.info)
-    splits = ceil_div(columns, RUN if gpu else BLOCK)
+    splits = ceil_div(columns, BLOCK)
     parts = rows * splits
     if gpu:
         # Scales are read one by one, wherever they lie.
         aligned = columns % 4 == 0 and min(array.alignment for array in arrays) >= 16
         constants = {"GPU": 1, "LANES": GROUP, "SLOTS": 1, "HELD": 0, "ALIGNED": int(aligned)}
-        size, local, per = ceil_div(parts, GROUP) * GROUP, GROUP, 1
+        size, local, per = ceil_div(parts * PART, GROUP) * GROUP, GROUP, 1
     else:
         constants = {"GPU": 0, "LANES": 1, "SLOTS": 1, "HELD": 0, "ALIGNED": 0}
         per = ceil_div(parts, device.info.compute_units * BLOCKS_PER_UNIT)
