@@ -1,7 +1,8 @@
 // The ternary weights t of counter codes as char, for the products of whole numbers: as the layer's rows lie, or transposed.
 //
 // t + 1 is the number of borders, 2C-1 and 2(2C-1), that the code has reached. Launched by memtrain_cl/ops/ternary.py. Constants: NAME (the
-// one kernel to render), GPU, C, PACKED, ALIGNED (rows of t begin on whole words).
+// one kernel to render), GPU, C, PACKED, ALIGNED (rows of t begin on whole words), WIDE
+// (GPU: rows of the state and of t are whole sixteens of weights and begin on such, in memory too).
 <% VECTOR_WIDTHS = (4,) %>
 #include "_code6.cl"
 #include "_counter_state.cl"
@@ -61,7 +62,28 @@ inline void ternary_32(const __global uchar *row, const uint j, uint *words) {
 % endif
 % endif
 
-% if NAME == "decode_ternary" and GPU:
+% if WIDE:
+// Of the sixteen from `codes` on: a word for each four of them.
+inline uint4 ternary_16(const __global uchar *codes) {
+% if PACKED:
+    const __global uint *words = (const __global uint *)codes;
+    const uint a = words[0], b = words[1], c = words[2];
+    return (uint4)(${", ".join(f"ternary_words_1(code_bytes_1({group}))" for group in ("a", "a >> 24 | b << 8", "b >> 16 | c << 16", "c >> 8"))});
+% else:
+    const uchar16 own = as_uchar16(*(const __global uint4 *)codes);
+    return as_uint4((char16)(-1) - (own >= (uchar16)(${2 * C - 1})) - (own >= (uchar16)(${2 * (2 * C - 1)})));
+% endif
+}
+
+% endif
+% if NAME == "decode_ternary" and WIDE:
+// t char [rows, n]; a work-item makes sixteen. One row is like another.
+__kernel __attribute__((reqd_work_group_size(64, 1, 1)))
+void decode_ternary(const __global uchar *state, __global char *t, const uint n, const uint rows, const uint per) {
+    const size_t i = get_global_id(0);
+    if (i < (size_t)rows * (n / 16)) ((__global uint4 *)t)[i] = ternary_16(state + ${12 if PACKED else 16} * i);
+}
+% elif NAME == "decode_ternary" and GPU:
 // t char [rows, n]; a work-item makes four of row get_global_id(1).
 __kernel void decode_ternary(const __global uchar *state, __global char *t, const uint n, const uint rows, const uint per) {
     const size_t o = get_global_id(1);
@@ -84,6 +106,47 @@ void decode_ternary(const __global uchar *state, __global char *t, const uint n,
             for (uint i = 0; i < 4; i++) vstore8(vload8(i, (const char *)words), i, target + j);
         }
         for (; j < n; j += 4) store_word(target + j, ternary_word(row, j / 4, n), n - j);
+    }
+}
+% elif WIDE:
+// t char [n, rows]; a work-group makes 128 rows of it, 128 long: an item four by sixteen, through local memory.
+__kernel __attribute__((reqd_work_group_size(32, 8, 1)))
+void decode_ternary_transposed(const __global uchar *state, __global char *t, const uint n, const uint rows, const uint per) {
+    // Of a column's eight units of sixteen, the places are swapped by the columns' sixteen: items side by side then write to banks of their own.
+    __local uint4 tile[128 * 8];
+    const uint item = get_local_id(1) * 32 + get_local_id(0);
+    const uint strip = item % 8;
+    const uint word = item / 8;
+    const uint j0 = get_group_id(0) * 128;
+    const uint o0 = get_group_id(1) * 128;
+    if (j0 + 16 * strip < n && o0 + 4 * word < rows) {
+        const __global uchar *codes = state + (size_t)(o0 + 4 * word) * (${ROW_BYTES[PACKED]}) + ${12 if PACKED else 16} * (size_t)(j0 / 16 + strip);
+% for i in range(4):
+        uint4 row${i} = ternary_16(codes + ${i} * (size_t)(${ROW_BYTES[PACKED]}));
+% endfor
+% for apart, bits, mask in ((2, 16, "0x0000ffffu"), (1, 8, "0x00ff00ffu")):
+% for i in range(4):
+% if not i & apart:
+        {
+            const uint4 swapped = (row${i} >> ${bits} ^ row${i + apart}) & ${mask};
+            row${i + apart} ^= swapped;
+            row${i} ^= swapped << ${bits};
+        }
+% endif
+% endfor
+% endfor
+        __local uint *target = (__local uint *)tile + 512 * strip + (word ^ 4 * strip);
+% for q, lane in enumerate("xyzw"):
+% for i in range(4):
+        target[${32 * (4 * q + i)}] = row${i}.${lane};
+% endfor
+% endfor
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint unit = item; unit < 128 * 8; unit += 256) {
+        const uint c = unit / 8;
+        const uint o = o0 + unit % 8 * 16;
+        if (j0 + c < n && o < rows) *(__global uint4 *)(t + (size_t)(j0 + c) * rows + o) = tile[unit ^ (c / 16)];
     }
 }
 % elif GPU:

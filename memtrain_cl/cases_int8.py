@@ -90,6 +90,9 @@ def int8_cases() -> Iterator[Case]:
         for columns in (1, 3, 31, 33, 64, 67):
             yield ternary_case(9, columns, 8, False, transposed)
         yield from (ternary_case(rows, 36, 11, True, transposed) for rows in (1, 7, 8, 127, 128, 132, 300))
+        # Whole sixteens both ways, and of columns alone.
+        yield from (ternary_case(*sizes, 11, True, transposed) for sizes in ((16, 16), (144, 272), (17, 48)))
+        yield ternary_case(144, 272, 8, False, transposed)
         yield ternary_case(9, 68, 1, True, transposed)
         yield ternary_case(9, 67, 43, False, transposed)
         yield ternary_case(10, 36, 11, True, transposed, small=True)

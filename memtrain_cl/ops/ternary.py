@@ -5,6 +5,7 @@ Results are those of `memtrain_cl.reference.ternary`, byte for byte on every dev
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, groups_share_rows
 
 #: Columns that a work-group or an item transposes, rows that a group does, and a group's size; as the kernel says.
 _GROUP_COLUMNS, _ITEM_COLUMNS, _GROUP_ROWS, _GROUP = 32, 64, 128, (32, 2)
+#: The same of wide rows: columns a group, its size, and that of one that transposes nothing.
+_WIDE_COLUMNS, _WIDE_GROUP, _WIDE_FLAT = 128, (32, 8), 64
 
 
 def launch_ternary(
@@ -27,16 +30,21 @@ def launch_ternary(
 ) -> Any:
     """Enqueue t int8 [rows, n], or [n, rows] where `transposed`, of a state of as many; the launch's event."""
     gpu = groups_share_rows(device.info)
+    wide = gpu and n % 16 == 0 and state.alignment >= (4 if packed else 16) and t.alignment >= 16
+    wide = wide and (not transposed or (rows % 16 == 0 and device.info.max_work_group_size >= math.prod(_WIDE_GROUP)))
     items = device.info.compute_units * BLOCKS_PER_UNIT
     local: tuple[int, ...] | None = None if gpu else (1, 1)
     per = 1
     if transposed and gpu:
-        local = _GROUP
-        size = (ceil_div(n, _GROUP_COLUMNS) * _GROUP[0], ceil_div(rows, _GROUP_ROWS) * _GROUP[1])
+        columns, local = (_WIDE_COLUMNS, _WIDE_GROUP) if wide else (_GROUP_COLUMNS, _GROUP)
+        size = (ceil_div(n, columns) * local[0], ceil_div(rows, _GROUP_ROWS) * local[1])
     elif transposed:
         strips = ceil_div(n, _ITEM_COLUMNS)
         per = ceil_div(ceil_div(rows, ceil_div(items, strips)), 8) * 8
         size = (strips, ceil_div(rows, per))
+    elif wide:
+        local = (_WIDE_FLAT, 1)
+        size = (ceil_div(rows * n // 16, _WIDE_FLAT) * _WIDE_FLAT, 1)
     elif gpu:
         size = (ceil_div(n, 4), rows)
     else:
@@ -51,6 +59,7 @@ def launch_ternary(
         GPU=int(gpu),
         C=C,
         PACKED=int(packed),
+        WIDE=int(wide),
         ALIGNED=int(gpu and (rows if transposed else n) % 4 == 0 and t.alignment >= 4),
     )
     return kernel(size, local, state, t, np.uint32(n), np.uint32(rows), np.uint32(per))
