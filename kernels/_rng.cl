@@ -18,15 +18,19 @@ inline uint${S} hash_u32_${W}(uint${S} x) {
     return x ^ x >> 16;
 }
 
-// uniform01(seed ^ hash_u32(i)) from head = hash_head(i) and mixed = seed ^ seed >> 16. The inner hash's last step and the outer
-// one's first cancel: with z = seed ^ head ^ head>>16, z ^ z>>16 is head ^ seed ^ seed>>16.
-inline float${S} uniform_of_${W}(uint${S} head, uint mixed) {
+// hash_u32(seed ^ hash_u32(i)) from head = hash_head(i) and mixed = seed ^ seed >> 16, and uniform01 of the same. The inner hash's last step
+// and the outer one's first cancel: with z = seed ^ head ^ head>>16, z ^ z>>16 is head ^ seed ^ seed>>16.
+inline uint${S} uniform_bits_${W}(uint${S} head, uint mixed) {
     uint${S} x = head ^ mixed;
     x *= 0x7feb352du;
     x ^= x >> 15;
     x *= 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+inline float${S} uniform_of_${W}(uint${S} head, uint mixed) {
     // Through a signed integer: the value has 24 bits, and CPUs convert signed lanes in one instruction.
-    return convert_float${S}(as_int${S}((x ^ x >> 16) & 0xffffffu)) * 5.9604644775390625e-8f;
+    return convert_float${S}(as_int${S}(uniform_bits_${W}(head, mixed) & 0xffffffu)) * 5.9604644775390625e-8f;
 }
 % endfor
 

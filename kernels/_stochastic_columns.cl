@@ -1,37 +1,65 @@
 // Kernels of kernels/stochastic.cl over rows whose elements lie `inner` > 1 apart. A column q, of outer * inner, is such a row; neighbours
-// lie side by side. GPU: groups of 32 by DEEP work-items, each over STEP columns (four where ALIGNED) and a chunk of `length`. CPU:
-// stretches of the memory's own rows in vectors of eight.
+// lie side by side. GPU: groups of 32 by DEEP work-items, each over STEP columns (four where ALIGNED) and every `chunk`-th of the length, so that
+// groups at work at a time read what lies together. CPU: stretches of the memory's own rows in vectors of eight.
 <%
 COLUMNS_KERNEL = NAME
 STEP = 4 if GPU and ALIGNED else 1
 CODE = {"int8": "char", "int16": "short", "int4": "uchar"}[CODES]
+# GPUs find the scales on the way.
+GIVEN = f"const __global uint *parts, const uint splits, {SCALES}" if GPU else f"const {SCALES}"
 ARGUMENTS = {
     "absmax_columns": f"{SOURCE}, {FACTORS}__global uint *parts",
-    "scaled_columns": f"{SOURCE}, {FACTORS}const {SCALES}, __global {CODE} *codes",
-    "scaled_transposed": f"{SOURCE}, {FACTORS}const {SCALES}, __global {CODE} *codes",
+    "scaled_columns": f"{SOURCE}, {FACTORS}{GIVEN}, __global {CODE} *codes",
+    "scaled_transposed": f"{SOURCE}, {FACTORS}{GIVEN}, __global {CODE} *codes",
     "dequantize_columns": f"const __global {CODE} *codes, const {SCALES}, __global {stored(X)} *y",
 }[NAME]
 CHANCE = ", const float levels, const uint seed, const ulong base" if NAME.startswith("scaled") else ""
 FACTOR = " * multiplier[l]" if MULTIPLIED else ""
-TILE_ROWS, TILE_COLUMNS = (128, 32) if GPU else (64, 128)
+TILE_ROWS, TILE_COLUMNS = (256, 32) if GPU else (64, 128)
 %>
+% if GPU and NAME.startswith("scaled"):
+// Of `width` columns from `from` on, from their largest bits in `splits` parts: `scales`, and scale[q] from one group of those that need it.
+<%def name="column_scales(width, start, item, writes)">
+    __local uint found[${32 * DEEP}];
+    __local float scales[${width}] __attribute__((aligned(16)));
+<% ACROSS = min(width, 32 * DEEP) %>
+% for part in range(width // ACROSS):
+    {
+        const uint column = (${item}) % ${ACROSS};
+        const ulong place = ${start} + ${part * ACROSS} + column;
+        uint most = 0;
+        if (place < columns) {
+            #pragma unroll 4
+            for (uint i = (${item}) / ${ACROSS}; i < splits; i += ${32 * DEEP // ACROSS}) most = max(most, parts[i * columns + place]);
+        }
+        found[${item}] = most;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if ((${item}) < ${ACROSS}) {
+            for (uint i = 1; i < ${32 * DEEP // ACROSS}; i++) most = max(most, found[${ACROSS} * i + column]);
+            scales[${part * ACROSS} + column] = scale_of(most, levels);
+            if (${writes} && place < columns) scale[place] = scales[${part * ACROSS} + column];
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+% endfor
+</%def>
+% endif
 % if GPU and NAME != "scaled_transposed":
 __kernel __attribute__((reqd_work_group_size(32, ${DEEP}, 1)))
 void ${COLUMNS_KERNEL}(${ARGUMENTS}, const ulong inner, const ulong columns, const uint length, const uint chunk${CHANCE}) {
     const uint lane = get_local_id(0);
     const uint deep = get_local_id(1);
     const ulong q = ${STEP} * (ulong)get_global_id(0);
-    const uint begin = get_group_id(1) * chunk;
-    const uint end = min(begin + chunk, length);
+    const uint begin = get_group_id(1) * ${DEEP} + deep;
     const uint within = q < columns;
-    const ulong outer = within ? q / inner : 0;
+    const ulong outer = columns == inner || !within ? 0 : q / inner;
     const ulong first = outer * length * inner + (q - outer * inner);
 % if NAME == "absmax_columns":
     uint4 most = (uint4)(0);
     if (within) {
         const __global ${stored(X)} *source = x + x0 + first;
-        #pragma unroll 4
-        for (uint l = begin + deep; l < end; l += ${DEEP}) {
+        #pragma unroll 8
+        for (uint l = begin; l < length; l += chunk) {
             most = max(most, magnitudes(${f"load_{X}(source + l * inner)" if STEP == 4 else f"(float4)({load(X, 'source', 'l * inner')})"}${FACTOR}));
         }
     }
@@ -44,19 +72,36 @@ void ${COLUMNS_KERNEL}(${ARGUMENTS}, const ulong inner, const ulong columns, con
         ${"vstore4(most, 0, target);" if STEP == 4 else "*target = most.x;"}
     }
 % else:
-    if (!within) return;
-    const float4 own_scale = ${"vload4(0, scale + q)" if STEP == 4 else "(float4)(scale[q])"};
 % if NAME == "scaled_columns":
+    ${column_scales(32 * STEP, f"{32 * STEP} * (ulong)get_group_id(0)", "32 * deep + lane", "get_group_id(1) == 0")}
+    if (!within) return;
+    const float4 own_scale = ${"vload4(lane, scales)" if STEP == 4 else "(float4)(scales[lane])"};
+% if FIXED:
+    const quantum by[4] = {${", ".join(f"quantum_of(own_scale.{e})" for e in "xyzw")}};
+    const uint finite = low_bytes(${", ".join(f"by[{e}].finite" for e in range(4))});
+    const float bound = levels * 0x1p24f;
+    const salts around = near(base);
+% else:
     const float4 divisor = (float4)(${", ".join(f"divisor_of(own_scale.{e})" for e in "xyzw")});
     const uint4 least = (uint4)(${", ".join(f"least_of(own_scale.{e})" for e in "xyzw")});
+% endif
     const uint mixed = seed ^ seed >> 16;
+% else:
+    if (!within) return;
+    const float4 own_scale = ${"vload4(0, scale + q)" if STEP == 4 else "(float4)(scale[q])"};
 % endif
     #pragma unroll 4
-    for (uint l = begin + deep; l < end; l += ${DEEP}) {
+    for (uint l = begin; l < length; l += chunk) {
         const ulong at = first + l * inner;
 % if NAME == "scaled_columns":
         const float4 v = ${f"load_{X}(x + x0 + at)" if STEP == 4 else f"(float4)({load(X, 'x', 'x0 + at')})"}${FACTOR};
+% if FIXED:
+        const uint4 heads = heads_near(${"near(base + at)" if FAR else "around"}, (uint)(base + at));
+        const uint packed = packed_codes(${", ".join(f"fixed_code(v.{e}, by[{i}], heads.{e}, mixed, bound)" for i, e in enumerate("xyzw"))});
+        put_packed(codes, at, ${STEP}, stored_codes(packed, finite));
+% else:
         put_codes(codes, at, ${STEP}, codes_of(v, divisor, least, heads_at(base + at), mixed, levels));
+% endif
 % else:
         store_left_${X}(y + at, ${STEP}, take_codes(codes, at, ${STEP}) * own_scale);
 % endif
@@ -64,52 +109,72 @@ void ${COLUMNS_KERNEL}(${ARGUMENTS}, const ulong inner, const ulong columns, con
 % endif
 }
 % elif GPU:
-// A group takes ${TILE_COLUMNS} columns and ${TILE_ROWS} of the length: codes of four neighbours of a column make a word of a tile in local
-// memory, which leaves along the columns. ALIGNED: the length is whole words.
+// A group takes ${TILE_COLUMNS} columns and ${TILE_ROWS} of the length at a time, `chunk` in all, an item four by four of them: its codes of a
+// column are a word of a tile in local memory, which leaves along the columns. Last rows come first: the columns' maxima were found the other way
+// round, and what a cache of the device kept of that are the last ones. WORDS: the length is whole numbers of as many words.
 __kernel __attribute__((reqd_work_group_size(32, ${DEEP}, 1)))
 void scaled_transposed(${ARGUMENTS}, const ulong inner, const ulong columns, const uint length, const uint chunk${CHANCE}) {
-    __local uint tile[32 * 33];
-    const uint lane = get_local_id(0);
-    const uint deep = get_local_id(1);
-    // Groups lie along one dimension, the only one of which GPUs take any number.
-    const size_t strips = (inner + 31) / 32;
-    const size_t block = get_group_id(0) / strips;
-    const ulong q0 = (get_group_id(0) - block * strips) * 32;
-    const ulong q = q0 + lane;
-    const uint begin = (uint)block * ${TILE_ROWS};
-    if (q < columns) {
-        const float own_scale = scale[q];
-        const float4 divisor = (float4)(divisor_of(own_scale));
-        const uint4 least = (uint4)(least_of(own_scale));
-        const uint mixed = seed ^ seed >> 16;
-        for (uint word = deep; word < 32; word += ${DEEP}) {
-            const uint l = begin + 4 * word;
-            if (l < length) {
-                const ulong at = l * inner + q;
+<%
+# Neighbours in a column lie one bank apart, those of the next four columns four: neither writing nor reading meets.
+PITCH = TILE_ROWS // 4 + 1
+UNIT = 4 if WORDS == 4 else 1
+%>
+    __local uint tile[${TILE_COLUMNS * PITCH}];
+    const uint item = 32 * get_local_id(1) + get_local_id(0);
+    // Groups lie along one dimension, the only one of which GPUs take any number, though fewer than 2^32.
+    const uint strips = (uint)((inner + ${TILE_COLUMNS - 1}) / ${TILE_COLUMNS});
+    const uint block = (uint)get_group_id(0) / strips;
+    const ulong q0 = ((uint)get_group_id(0) - block * strips) * (ulong)${TILE_COLUMNS};
+    const uint first = ((length - 1) / chunk - block) * chunk;
+    const uint last = min(length - first, chunk) + first;
+    ${column_scales(TILE_COLUMNS, "q0", "item", "block == 0")}
+    const uint c = 4 * (item % 8);
+    const ulong q = q0 + c;
+    const uint left = q < columns ? (uint)min(columns - q, (ulong)4) : 0;
 % for e in range(4):
-                const float v${e} = ${"" if e == 0 else f"l + {e} >= length ? 0.0f : "}${load(X, "x", f"x0 + at + {e} * inner")}${f" * multiplier[l + {e}]" if MULTIPLIED else ""};
+    const quantum by${e} = quantum_of(scales[c + ${e}]);
 % endfor
-                const float4 v = (float4)(v0, v1, v2, v3);
-                const uint4 heads = (uint4)(${", ".join(f"head_at(base + at + {e} * inner)" for e in range(4))});
-                const uint4 bits = as_uint4(codes_of(v, divisor, least, heads, mixed, levels) + WHOLE_MAGIC) & 0xffu;
-                tile[33 * lane + word] = bits.x | bits.y << 8 | bits.z << 16 | bits.w << 24;
+    const salts around = near(base);
+    const float bound = levels * 0x1p24f;
+    const uint mixed = seed ^ seed >> 16;
+    for (uint begin = first; begin < last; begin += ${TILE_ROWS}) {
+        const uint height = min(last - begin, ${TILE_ROWS}u);
+        for (uint word = item / 8; left && 4 * word < height; word += ${4 * DEEP}) {
+            const uint l = begin + 4 * word;
+            const ulong at = l * inner + q;
+% for i in range(4):
+<%
+BEYOND = f"4 * word + {i} >= height ? (float4)(0.0f) : " if i else ""
+OWN_FACTOR = f" * multiplier[min(l + {i}, length - 1)]" if MULTIPLIED else ""
+%>
+            const float4 v${i} = ${BEYOND}load_left_${X}(x + x0 + at + ${i} * inner, left, 0.0f)${OWN_FACTOR};
+% endfor
+% for i in range(4):
+            const uint4 heads${i} = heads_near(${f"near(base + at + {i} * inner)" if FAR else "around"}, (uint)(base + at + ${i} * inner));
+% endfor
+% for e, lane in enumerate("xyzw"):
+            tile[${PITCH} * (c + ${e}) + word] =
+                packed_codes(${", ".join(f"fixed_code(v{i}.{lane}, by{e}, heads{i}.{lane}, mixed, bound)" for i in range(4))});
+% endfor
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        // Eight items in a row write along a column, the next eight along the next one.
+        for (uint column = item / 8; column < ${TILE_COLUMNS}; column += ${4 * DEEP}) {
+            if (q0 + column >= columns) break;
+            __global char *target = codes + (q0 + column) * length + begin;
+            const uint finite = quantum_of(scales[column]).finite;
+            for (uint word = ${UNIT} * (item % 8); 4 * word < height; word += ${8 * UNIT}) {
+                const __local uint *made = tile + ${PITCH} * column + word;
+% if WORDS == 4:
+                *(__global uint4 *)(target + 4 * word) = (uint4)(made[0], made[1], made[2], made[3]) & finite;
+% elif WORDS:
+                *(__global uint *)(target + 4 * word) = *made & finite;
+% else:
+                for (uint i = 0; i < min(height - 4 * word, 4u); i++) target[4 * word + i] = (char)((*made & finite) >> 8 * i);
+% endif
             }
         }
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    const uint l = begin + 4 * lane;
-    if (l >= length) return;
-    for (uint column = deep; column < 32; column += ${DEEP}) {
-        const ulong target = q0 + column;
-        if (target < columns) {
-            const uint word = tile[33 * column + lane];
-            __global char *place = codes + target * length + l;
-% if ALIGNED:
-            *(__global uint *)place = word;
-% else:
-            for (uint i = 0; i < 4 && l + i < length; i++) place[i] = (char)(word >> 8 * i);
-% endif
-        }
+        barrier(CLK_LOCAL_MEM_FENCE);
     }
 }
 % elif NAME == "absmax_columns":

@@ -20,7 +20,7 @@ def values(j, left):
     return f"{v} * load_left_float32(multiplier + begin + {j}, {left}, 0.0f)" if MULTIPLIED else v
 %>
 <%def name="span_begins()">
-        const size_t row = span / splits;
+        const size_t row = splits == 1 ? span : ${"(uint)span" if GPU else "span"} / splits;
         const uint begin = (uint)(span - row * splits) * n;
         const uint count = min(n, length - begin);
         const ulong at = row * length + begin;
@@ -29,14 +29,22 @@ def values(j, left):
 % endif
 </%def>
 <%def name="put(v, j, left)">
-% if WRITES:
+% if WRITES and FIXED:
+                put_packed(codes, at + ${j}, ${left}, fixed_word(${v}, by, heads_near(around, low + ${j}), mixed, bound));
+% elif WRITES:
                 put_codes(codes, at + ${j}, ${left}, codes_of(${v}, divisor, least, heads_at(base + at + ${j}), mixed, levels));
 % else:
                 store_left_${X}(y + at + ${j}, ${left}, take_codes(codes, at + ${j}, ${left}) * own_scale);
 % endif
 </%def>
 <%def name="scale_known()">
-% if WRITES:
+% if WRITES and FIXED:
+        const quantum by = quantum_of(own_scale);
+        const float bound = levels * 0x1p24f;
+        const salts around = near(base${" + at" if FAR else ""});
+        const uint low = (uint)(base + at);
+        const uint mixed = seed ^ seed >> 16;
+% elif WRITES:
         const vec divisor = (vec)(divisor_of(own_scale));
         const uint${WIDTH} least = (uint${WIDTH})(least_of(own_scale));
         const uint mixed = seed ^ seed >> 16;
@@ -44,7 +52,11 @@ def values(j, left):
 </%def>
 % if GPU:
 <% MOST = "uint" %>
+% if PTX:
+#include "_warps_max.cl"
+% else:
 #include "_lanes_max.cl"
+% endif
 
 __kernel __attribute__((reqd_work_group_size(${LANES * SLOTS}, 1, 1)))
 void ${ROWS_KERNEL}(${ARGUMENTS}, const uint n, const uint spans, const uint per, const uint splits, const uint length${CHANCE}${REPORTS}) {
@@ -55,6 +67,7 @@ void ${ROWS_KERNEL}(${ARGUMENTS}, const uint n, const uint spans, const uint per
     const uint within = span < spans;
 % if SCANS:
     __local uint scratch[${SLOTS * (LANES + MOST_STAGE)}];
+    // Bits without the sign, twice as large: GPUs shift to the left beside the hash, and mask on its own pipe.
     uint4 most_4 = (uint4)(0);
 % endif
     ${span_begins()}
@@ -69,13 +82,13 @@ void ${ROWS_KERNEL}(${ARGUMENTS}, const uint n, const uint spans, const uint per
         if (lane + k * ${LANES} < units) held[k] = ${values("j", "count - j")};
     }
     #pragma unroll
-    for (uint k = 0; k < ${HELD}; k++) most_4 = max(most_4, magnitudes(held[k]));
+    for (uint k = 0; k < ${HELD}; k++) most_4 = max(most_4, as_uint4(held[k]) << 1);
 % else:
     for (uint unit = lane; unit < units; unit += ${LANES}) {
-        most_4 = max(most_4, magnitudes(${values("4 * unit", "count - 4 * unit")}));
+        most_4 = max(most_4, as_uint4(${values("4 * unit", "count - 4 * unit")}) << 1);
     }
 % endif
-    const uint most = lanes_max(highest(most_4), scratch + slot * ${LANES + MOST_STAGE}, lane);
+    const uint most = lanes_max(highest(most_4) >> 1, scratch + slot * ${LANES + MOST_STAGE}, lane);
 % endif
 % if NAME == "absmax_rows":
     if (lane == 0 && within) parts[span] = most;

@@ -18,12 +18,16 @@
 // dequantize_rows and dequantize_columns go back. Launched by memtrain_cl/ops/stochastic.py.
 // Constants: NAME (the one kernel to render), GPU or not, X (elements of x), CODES (int8, int16, or int4: two in a byte),
 // STOCHASTIC or not, MULTIPLIED or not, SAVE (scales as bfloat16, rounded up; rows that are not finite reported), DEEP (GPU: items of a
-// group that share a column), and those of _rows.cl.
+// group that share a column), FUSED (GPU: fma is exact, also of subnormals, which llvmpipe's is not), PTX (the device takes inline PTX), FAR (of
+// _fixed_codes.cl), WORDS
+// (scaled_transposed on GPUs: words that columns of codes are whole numbers of, 0, 1 or 4), and those of _rows.cl.
 #pragma OPENCL FP_CONTRACT OFF
 
 <%
 TYPES = (X, "float32")
 VECTOR_WIDTHS = (1, 4) if GPU else (1, 8)
+# Codes on GPUs in fixed point, as kernels/_fixed_codes.cl has them.
+FIXED = GPU and (CODES == "int8" or CODES == "int4" and STOCHASTIC)
 SCALE = "bfloat16" if SAVE else "float32"
 SCALES = f"__global {'ushort' if SAVE else 'float'} *scale"
 SOURCE = f"const __global {'half' if X == 'float16' else 'ushort' if X == 'bfloat16' else 'float'} *x, const ulong x0"
@@ -35,6 +39,9 @@ FAULTS = ", const uint reports, volatile __global long *faults" if SAVE else ""
 #include "_rng.cl"
 #include "_codes.cl"
 #include "_quantize.cl"
+% if FIXED:
+#include "_fixed_codes.cl"
+% endif
 % if SAVE:
 #include "_faults.cl"
 % endif

@@ -117,6 +117,8 @@ def stochastic_cases() -> Iterator[Case]:
     yield quantize_case(20, 8, dim=0, transposed=True, small=True)
     yield quantize_case(21, 13, dim=0, transposed=True, half_even=True, multiplied=True, small=True)
     yield from (quantize_case(rows, 129, dim=0, transposed=True) for rows in (64, 128, 132, 300))
+    # A GPU's group takes several tiles of these.
+    yield from (quantize_case(rows, 260, dim=0, transposed=True) for rows in (1101, 1104))
     sizes = ((1, 33), (63, 2), (129, 131))
     yield from (quantize_case(*both, dim=0, transposed=True, half_even=True, multiplied=True) for both in sizes)
     yield quantize_case(64, 129, dim=0, transposed=True, index_base=(1 << 32) - 203)

@@ -20,7 +20,7 @@ from memtrain_cl.homes import pooled
 from memtrain_cl.launchers.rows import FLOATING, aligned_rows
 from memtrain_cl.operand import Operand, contiguous_strides
 from memtrain_cl.ops.launch import ready_device, require_dtype, require_seed, require_tensor, require_together
-from memtrain_cl.ops.stochastic_plan import Columns, Rows, Style, launch_scale, render_kernel
+from memtrain_cl.ops.stochastic_plan import Columns, Rows, Style, far_indices, launch_scale, render_kernel
 from memtrain_cl.tuning import ceil_div, flat_shape, groups_share_rows
 
 #: torch's types of what can be quantised.
@@ -70,11 +70,19 @@ def launch_quantize(
     columns = Columns(device, style, outer, length, inner, aligned=aligned)
     parts = pooled(device, (columns.splits, outer * inner), np.uint32)
     columns.launch("absmax_columns", *x.place, *factors, parts)
-    launch_scale(device, style, parts, scale, outer * inner, along=False, levels=levels)
+    if columns.gpu:
+        given: tuple[Any, ...] = (parts, np.uint32(columns.splits), scale)
+    else:
+        launch_scale(device, style, parts, scale, outer * inner, along=False, levels=levels)
+        given = (scale,)
     name = "scaled_transposed" if transposed else "scaled_columns"
-    words = transposed and length % 4 == 0 and codes.alignment >= 4
+    # Words that a store of transposed codes may have.
+    words = next((words for words in (4, 1) if length % (4 * words) == 0 and codes.alignment >= 4 * words), 0)
     chance = (np.float32(levels), np.uint32(seed or 0), np.uint64(index_base))
-    return columns.launch(name, *x.place, *factors, scale, codes, extra=chance, whole_words=words)
+    far = far_indices(index_base, x.size)
+    return columns.launch(
+        name, *x.place, *factors, *given, codes, extra=chance, words=words if transposed else 0, far=far
+    )
 
 
 def launch_rows(
@@ -99,16 +107,17 @@ def launch_rows(
     aligned = aligned_rows(length, x) and alignment >= 16 and index_base % 4 == 0
     rows = Rows(device, style, outer, length, aligned=aligned)
     chance = (np.float32(levels), np.uint32(seed), np.uint64(index_base))
+    far = far_indices(index_base, x.size)
     # A kernel that reports nothing takes a buffer that it does not touch.
     faults: tuple[Any, ...] = ()
     if style.save:
         faults = (np.uint32(reports), faults_of(device) if reports else scale)
     if rows.splits == 1:
-        return rows.launch("quantize_rows", *x.place, *factors, codes, scale, extra=chance + faults)
+        return rows.launch("quantize_rows", *x.place, *factors, codes, scale, extra=chance + faults, far=far)
     parts = pooled(device, (outer, rows.splits), np.uint32)
     rows.launch("absmax_rows", *x.place, *factors, parts)
     launch_scale(device, style, parts, scale, outer, along=True, levels=levels, extra=faults)
-    return rows.launch("scaled_rows", *x.place, *factors, codes, scale, extra=chance)
+    return rows.launch("scaled_rows", *x.place, *factors, codes, scale, extra=chance, far=far)
 
 
 def launch_dequantize(

@@ -13,21 +13,24 @@ import numpy as np
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.device import Device, DeviceInfo
 from memtrain_cl.errors import UnsupportedDevice
-from memtrain_cl.launchers.rows import row_shape
+from memtrain_cl.launchers.rows import GROUP, row_shape
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import BLOCKS_PER_UNIT, SIZE_LIMIT, ceil_div, groups_share_rows
 
 #: Elements of a part of a row at least, where few rows leave a device's units without work, and a multiple of it.
 LEAST_PART = 1 << 14
+#: Work-items of a GPU that keep a row in registers, few sizes since each is a program to build, and vectors of four
+#: that an item keeps: what it does once for a row takes as long as a few of them.
+LANES, HELD = (4, 16, 64, 128, 256, 512), 8
 #: Work-items of a GPU's group that share a column, most and fewest; columns side by side.
 DEEP = (8, 2)
 WIDE = 32
-#: Groups that a compute unit of a GPU gets of columns, where the rows' length allows.
-GROUPS_PER_UNIT = 16
+#: Groups that a compute unit of a GPU gets of columns, where the rows' length allows, to find maxima and to make codes.
+GROUPS_PER_UNIT, CODING_GROUPS = 8, 16
 #: Elements of a chunk of a column that an item takes at least.
 LEAST_CHUNK = 16
 #: Tiles of transposed codes, [length, columns], and a CPU item's columns; as kernels/_stochastic_columns.cl says.
-GPU_TILE, CPU_TILE = (128, 32), (64, 128)
+GPU_TILE, CPU_TILE = (256, 32), (64, 128)
 STRIP = 1024
 
 
@@ -53,15 +56,33 @@ class Style:
         }
 
 
-def _spread(info: DeviceInfo, lines: int, length: int, least: int) -> int:
-    """Into how many parts of `least` elements or more each of `lines` lines is cut, to give every unit work."""
-    wanted = info.compute_units * (GROUPS_PER_UNIT if groups_share_rows(info) else BLOCKS_PER_UNIT)
+def _spread(info: DeviceInfo, lines: int, length: int, least: int, groups: int = GROUPS_PER_UNIT) -> int:
+    """Into how many parts of `least` elements or more each of `lines` lines is cut, to give every unit work: `groups`
+    of a GPU.
+    """
+    wanted = info.compute_units * (groups if groups_share_rows(info) else BLOCKS_PER_UNIT)
     return max(1, min(ceil_div(wanted, lines), length // least))
 
 
-def render_kernel(device: Device, name: str, style: Style, shape: dict[str, int], deep: int = 1) -> Any:
-    """The kernel `name` of kernels/stochastic.cl. shape: GPU and the constants of _rows.cl; deep: DEEP."""
-    return get_kernel(device, "stochastic", name, NAME=name, DEEP=deep, **style.constants, **shape)
+def render_kernel(
+    device: Device, name: str, style: Style, shape: dict[str, int], *, deep: int = 1, words: int = 0, far: bool = False
+) -> Any:
+    """The kernel `name` of kernels/stochastic.cl. shape: GPU and the constants of _rows.cl. deep, words, far: DEEP,
+    WORDS and FAR.
+    """
+    own = {
+        "DEEP": deep,
+        "WORDS": words,
+        "FAR": int(shape["GPU"] and far),
+        "FUSED": int(shape["GPU"] and device.info.subnormals),
+        "PTX": int(shape["GPU"] and device.info.inline_ptx),
+    }
+    return get_kernel(device, "stochastic", name, NAME=name, **own, **style.constants, **shape)
+
+
+def far_indices(base: int, size: int) -> bool:
+    """Whether indices from `base` on, `size` of them, have more than one upper half."""
+    return base >> 32 != base + size - 1 >> 32
 
 
 def _sizes(*values: int) -> tuple[np.uint32, ...]:
@@ -80,12 +101,26 @@ class Rows:
         self.length = n
         self.shape = row_shape(device, rows * self.splits, self.part, aligned=aligned)
 
-    def launch(self, name: str, *arguments: Any, extra: tuple[Any, ...] = ()) -> Any:
-        """The kernel `name` over every part; the launch's event."""
-        held = self.shape.constants["HELD"] if name == "quantize_rows" else 0
-        kernel = render_kernel(self.device, name, self.style, {**self.shape.constants, "HELD": held})
-        sizes = _sizes(self.part, self.rows * self.splits, self.shape.per, self.splits, self.length)
-        return kernel(self.shape.global_size, self.shape.local_size, *arguments, *sizes, *extra)
+    def launch(self, name: str, *arguments: Any, extra: tuple[Any, ...] = (), far: bool = False) -> Any:
+        """The kernel `name` over every part; the launch's event. far: of `far_indices`."""
+        spans = self.rows * self.splits
+        constants, global_size, local_size = self.shape.constants, self.shape.global_size, self.shape.local_size
+        lanes = self._lanes() if name == "quantize_rows" else None
+        if lanes:
+            slots = max(1, GROUP // lanes)
+            constants = {**constants, "LANES": lanes, "SLOTS": slots, "HELD": HELD}
+            local_size = (lanes * slots,)
+            global_size = (ceil_div(spans, slots) * lanes * slots,)
+        else:
+            constants = {**constants, "HELD": 0}
+        kernel = render_kernel(self.device, name, self.style, constants, far=far)
+        sizes = _sizes(self.part, spans, self.shape.per, self.splits, self.length)
+        return kernel(global_size, local_size, *arguments, *sizes, *extra)
+
+    def _lanes(self) -> int | None:
+        """Work-items of a GPU that keep a row in registers; None where they cannot, or it is no GPU."""
+        most = self.device.info.max_work_group_size if self.shape.constants["GPU"] else 0
+        return next((lanes for lanes in LANES if lanes <= most and 4 * HELD * lanes >= self.part), None)
 
 
 class Columns:
@@ -101,25 +136,35 @@ class Columns:
         self.deep = (DEEP[0] if device.info.max_work_group_size >= WIDE * DEEP[0] else DEEP[1]) if self.gpu else 1
         self.strips = ceil_div(inner, STRIP)
         lines = ceil_div(outer * inner, WIDE * self.step) if self.gpu else outer * self.strips
+        #: Parts that a column's maximum is found in. GPU: a group of each takes what lies between the others'.
         self.splits = _spread(device.info, lines, length, LEAST_CHUNK * self.deep)
+        self.coding = _spread(device.info, lines, length, LEAST_CHUNK * self.deep, CODING_GROUPS)
         self.chunk = ceil_div(length, self.splits)
-        self.splits = ceil_div(length, self.chunk)
+        if not self.gpu:
+            self.splits = ceil_div(length, self.chunk)
 
     @property
     def step(self) -> int:
         """Columns that an item of a GPU takes side by side."""
         return 4 if self.aligned else 1
 
-    def launch(self, name: str, *arguments: Any, extra: tuple[Any, ...] = (), whole_words: bool = False) -> Any:
-        """The kernel `name`; the launch's event. whole_words: of transposed codes, along their rows."""
+    def launch(self, name: str, *arguments: Any, extra: tuple[Any, ...] = (), words: int = 0, far: bool = False) -> Any:
+        """The kernel `name`; the launch's event. words: that rows of transposed codes are whole numbers of, 0, 1 or 4;
+        far: of `far_indices`.
+        """
         columns = self.outer * self.inner
         chunk = self.chunk
         if self.gpu:
             local_size: tuple[int, ...] = (WIDE, self.deep)
-            global_size: tuple[int, ...] = (ceil_div(columns, WIDE * self.step) * WIDE, self.splits * self.deep)
             if name == "scaled_transposed":
-                tiles = ceil_div(columns, GPU_TILE[1]) * ceil_div(self.length, GPU_TILE[0])
-                global_size = (tiles * WIDE, self.deep)
+                strips, tiles = ceil_div(columns, GPU_TILE[1]), ceil_div(self.length, GPU_TILE[0])
+                turns = max(1, strips * tiles // (self.device.info.compute_units * GROUPS_PER_UNIT))
+                chunk = turns * GPU_TILE[0]
+                global_size: tuple[int, ...] = (strips * ceil_div(tiles, turns) * WIDE, self.deep)
+            else:
+                groups = self.splits if name == "absmax_columns" else self.coding
+                chunk = groups * self.deep
+                global_size = (ceil_div(columns, WIDE * self.step) * WIDE, groups * self.deep)
         else:
             local_size = (1, 1)
             if name == "absmax_columns":
@@ -131,9 +176,10 @@ class Columns:
                 stretches = self.outer * self.length
                 chunk = ceil_div(stretches, self.device.info.compute_units * BLOCKS_PER_UNIT)
                 global_size = (ceil_div(stretches, chunk), 1)
-        aligned = whole_words if name == "scaled_transposed" else self.aligned
-        shape = {"GPU": int(self.gpu), "LANES": 1, "SLOTS": 1, "HELD": 0, "ALIGNED": int(aligned and self.gpu)}
-        kernel = render_kernel(self.device, name, self.style, shape, self.deep)
+        shape = {"GPU": int(self.gpu), "LANES": 1, "SLOTS": 1, "HELD": 0, "ALIGNED": int(self.aligned)}
+        kernel = render_kernel(
+            self.device, name, self.style, shape, deep=self.deep, words=words if self.gpu else 0, far=far
+        )
         sizes = (np.uint64(self.inner), np.uint64(columns), *_sizes(self.length, chunk))
         return kernel(global_size, local_size, *arguments, *sizes, *extra)
 
