@@ -1,5 +1,6 @@
 <%doc>
-lanes_any(value, slot): whether the value holds in any of the LANES work-items of the group's slot, in all of them.
+lanes_any(value, slot): whether the value holds in any of the LANES work-items of the group's slot, in all of them. LANES above 32 are the whole
+group.
 
 What _lanes_max.cl has, where PTX is 1: 32 work-items in a row exchange values without local memory. LANES below 32 divide it. Where a row is of
 more, one barrier, and another one has to stand between two calls.
@@ -38,7 +39,7 @@ inline ${MOST} lanes_max(${MOST} value, __local ${MOST} *own, uint lane) {
 inline bool lanes_any(bool value, uint slot) {
     uint any = value;
 % if LANES > 32:
-    asm volatile("{.reg .pred p, q; setp.ne.u32 q, %0, 0; bar.red.or.pred p, ${"0" if SLOTS == 1 else f"%1, {LANES}"}, q; selp.u32 %0, 1, 0, p;}" : "+r"(any) : "r"(slot) : "memory");
+    asm volatile("{.reg .pred p, q; setp.ne.u32 q, %0, 0; bar.red.or.pred p, 0, q; selp.u32 %0, 1, 0, p;}" : "+r"(any) : : "memory");
 % else:
     asm volatile("{.reg .pred q; setp.ne.u32 q, %0, 0; vote.sync.ballot.b32 %0, q, 0xffffffff;}" : "+r"(any));
 % if LANES < 32:

@@ -57,10 +57,10 @@ def adam_cases() -> Iterator[Case]:
     for code in ("dense", "linear", "dynamic"):
         yield adam_case(40, 8, code, param="bfloat16", tensors=3, skip="block", wrong=True, small=True)
     yield adam_case(40, 8, "profile", param="bfloat16", tensors=3, skip="block", wrong=True)
-    # Blocks of GPUs end at 32, 128, 512, 2048 and 4096 elements, those that a CPU's item keeps at 2048.
+    # Blocks of GPUs end at 32, 128, 256, 512, 1024, 2048 and 4096 elements, those that a CPU's item keeps at 2048.
     sizes = ((1, 1), (7, 3), (1030, 37), (4096, 256), (4100, 512), (6145, 2048), (9004, 4096), (9001, 4097))
     yield from (adam_case(*size, decoupled=True, weight_decay=0.1) for size in sizes)
-    yield from (adam_case(*size, skip="block", wrong=True) for size in (sizes[2], sizes[5], sizes[7]))
+    yield from (adam_case(*size, skip="block", wrong=True) for size in (sizes[2], (3077, 1024), sizes[5], sizes[7]))
     yield from (adam_case(*size, "dynamic") for size in (sizes[2], sizes[5]))
     yield from (adam_case(*size, "profile") for size in ((1, 1), (1030, 37), (4099, 256)))
     yield from (adam_case(n, 2048, "dense", weight_decay=0.1, maximize=True) for n in (1, 2049, 8192))

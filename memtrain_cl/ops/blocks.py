@@ -27,7 +27,7 @@ WARP_LANES = ((4, 2), (16, 2), (32, 2), (64, 4), (128, 4), (256, 4))
 HELD = 2
 #: Items of a work-group at least, made of several short blocks.
 GROUP = 64
-#: The same there.
+#: The same there, of blocks that need no barrier.
 WARP_GROUP = 128
 #: Groups that a compute unit of a GPU gets where each has to read a map before its first block.
 GROUPS_PER_UNIT = 16
@@ -67,7 +67,7 @@ def block_shape(
     units = ceil_div(block_size, 4)
     warps = info.inline_ptx and info.max_work_group_size >= WARP_LANES[-1][0]
     lanes, held = _warp_lanes(units) if warps and not whole else _lanes(info, units, 1 if whole else HELD)
-    slots = max(1, (WARP_GROUP if warps else GROUP) // lanes)
+    slots = max(1, (WARP_GROUP if warps and lanes <= 32 else GROUP) // lanes)
     groups = ceil_div(blocks, slots)
     if mapped and not warps:
         groups = min(groups, info.compute_units * GROUPS_PER_UNIT)
