@@ -170,6 +170,36 @@ def test_zero_rows_and_tiny_numbers(shaped: Device) -> None:
     assert not ops.stochastic_quantize(torch.zeros(8, 8), 4).any()
 
 
+def _unmixed(x: int) -> int:
+    """What `hash_u32` makes x of."""
+    x ^= x >> 16
+    x = x * pow(0x846CA68B, -1, 1 << 32) & 0xFFFFFFFF
+    x ^= x >> 15 ^ x >> 30
+    x = x * pow(0x7FEB352D, -1, 1 << 32) & 0xFFFFFFFF
+    return x ^ x >> 16
+
+
+@pytest.mark.parametrize("most", [1e-20, 1.0, 3e38])
+def test_where_chance_is_zero_any_number_above_zero_counts(shaped: Device, most: float) -> None:
+    seed = 5
+    place = _unmixed(_unmixed(7 << 24) ^ seed)
+    assert float(reference.uniform01(torch.tensor(seed) ^ reference.hash_u32(torch.tensor(place)))) == 0.0
+    tiny = [2.0**-126, 2.0**-127, 2.0**-149, -(2.0**-126), most * 2.0**-140, most * 2.0**-142, most * 2.0**-143]
+    found = []
+    for number in tiny:
+        x = torch.zeros(4, 4)
+        x[0, place % 4] = number
+        x[3] = x[:, 3 - place % 4] = most
+        for options in ({"dim": 1}, {"dim": 0}, {"dim": 0, "transposed": True}):
+            got, want = (
+                room.quantize_int8(x, seed=seed, index_base=place - place % 4, **options) for room in (ops, reference)
+            )
+            assert torch.equal(got[0], want[0])
+            assert torch.equal(got[1], want[1])
+            found.append(int(got[0].t()[place % 4, 0] if "transposed" not in options else got[0][place % 4, 0]))
+    assert {0, 1} == set(found)
+
+
 def test_rows_that_are_not_finite_come_back_as_nan(shaped: Device) -> None:
     x = torch.randn(5, 33)
     x[1, 32], x[3, 0] = math.nan, -math.inf
