@@ -21,6 +21,7 @@ from memtrain_cl.export.hostile import corrupt, element_count
 Path = str | os.PathLike[str]
 
 PICKLE = "data.pkl"
+_PROTOCOL = 2
 #: Types of storages that a pickle may name, and the bytes of their elements.
 STORAGES = {
     "BoolStorage": 1,
@@ -106,6 +107,10 @@ class _Pickle:
     def fault(self, expected: str, got: str) -> CorruptFile:
         return corrupt(self.path, PICKLE, expected, got)
 
+    def require_protocol(self, version: int) -> None:
+        if version != _PROTOCOL:
+            raise self.fault(f"pickle protocol {_PROTOCOL}, that of torch.save", str(version))
+
     def push(self, value: Any) -> None:
         self.stack.append(value)
 
@@ -167,7 +172,8 @@ class _Pickle:
 
 #: What the pickles of torch.save consist of.
 _STEPS: dict[str, Callable[[_Pickle, Any], object]] = {
-    **dict.fromkeys(("PROTO", "STOP"), lambda machine, _: None),
+    "PROTO": lambda machine, version: machine.require_protocol(version),
+    "STOP": lambda machine, _: None,
     **dict.fromkeys(
         ("BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1"), lambda machine, value: machine.push(value)
     ),
