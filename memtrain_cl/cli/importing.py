@@ -40,7 +40,8 @@ def import_(
     row_scales: Annotated[
         bool,
         typer.Option(
-            "--row-scales", help="Make counter layers of those with groups or single weights (mncc); see what it costs."
+            "--row-scales",
+            help="Make counter layers of those with groups or single weights, too (mncc); tells the error.",
         ),
     ] = False,
     seed: Annotated[int, typer.Option(help="Rules the rounding of layers whose file holds no seed.")] = 0,
