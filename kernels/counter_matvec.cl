@@ -87,13 +87,16 @@ inline float weigh(float sum, const uint group, const float4 x0) {
     return sum;
 }
 % else:
-// Sixteen codes -> t. Each pair of bytes holds its code from bit 0, 6, 4 or 2 on; shifted to the top, what lies below a
-// code is less than one of it.
-inline short16 ternary_16(const uchar16 low, const uchar16 high) {
+// Sixteen codes -> t[0 .. 16). Each pair of bytes holds its code from bit 0, 6, 4 or 2 on; shifted to the top, what lies
+// below a code is less than one of it. Vectors are put together and taken apart in memory, where no compiler leaves them:
+// what Oclgrind does with halves of sixteen is wrong.
+inline void ternary_16(const uchar16 low, const uchar16 high, short *t) {
     const ushort16 places = (ushort16)(1024, 16, 64, 256, 1024, 16, 64, 256, 1024, 16, 64, 256, 1024, 16, 64, 256);
-    const ushort16 top = (ushort16)(as_ushort8(low), as_ushort8(high)) * places;
-    const short16 codes = as_short16(top ^ (ushort16)(0x8000));
-    return (codes < (short16)(${((2 * C - 1) << 10) - 32768})) - (codes >= (short16)(${(2 * (2 * C - 1) << 10) - 32768}));
+    ushort pairs[16];
+    vstore8(as_ushort8(low), 0, pairs);
+    vstore8(as_ushort8(high), 1, pairs);
+    const short16 codes = as_short16(vload16(0, pairs) * places ^ (ushort16)(0x8000));
+    vstore16((codes < (short16)(${((2 * C - 1) << 10) - 32768})) - (codes >= (short16)(${(2 * (2 * C - 1) << 10) - 32768})), 0, t);
 }
 
 inline float ternary_1(const uint code) { return (float)((code >= ${2 * C - 1}u) + (code >= ${2 * (2 * C - 1)}u)) - 1.0f; }
@@ -113,10 +116,11 @@ inline float row_product(const __global uchar *row, const __global float *x, ${"
     for (; k + 32 <= K; k += 32) {
         const uchar16 a = vload16(0, row + k / 4 * 3);
         const uchar16 b = vload16(0, row + k / 4 * 3 + 8);
-        const short16 t0 = ternary_16(${spread("a", 0)}, ${spread("a", 6)});
-        const short16 t1 = ternary_16(${spread("b", 4)}, ${spread("b", 10)});
+        short t[32];
+        ternary_16(${spread("a", 0)}, ${spread("a", 6)}, t);
+        ternary_16(${spread("b", 4)}, ${spread("b", 10)}, t + 16);
 % for v in range(4):
-        sum${v} += convert_float8(t${v // 2}.${("lo", "hi")[v % 2]}) * (${inputs(f"k + {8 * v}", 8)});
+        sum${v} += convert_float8(vload8(${v}, t)) * (${inputs(f"k + {8 * v}", 8)});
 % endfor
     }
     float total = sum_8((sum0 + sum1) + (sum2 + sum3));
