@@ -21,8 +21,8 @@ from memtrain_cl.export.packed import export_model, verify_export
 from memtrain_cl.lm.checkpoint import load_checkpoint, save_checkpoint
 from memtrain_cl.lm.config import TrainConfig
 from memtrain_cl.lm.data import load_corpus
-from memtrain_cl.lm.files import CHECKPOINT, METRICS, MODEL, PLOT, SUMMARY
 from memtrain_cl.lm.description import model_description
+from memtrain_cl.lm.files import CHECKPOINT, METRICS, MODEL, PLOT, SUMMARY
 from memtrain_cl.lm.metrics import MetricsFile, bits_per_byte, plot_loss, read_metrics
 from memtrain_cl.lm.report import DENSE_BYTES, ProgressView, Summary, measure_memory, megabytes, peak_rss
 from memtrain_cl.lm.trainer import Trainer
