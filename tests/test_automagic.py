@@ -214,7 +214,7 @@ def test_steps_wait_for_nobody(device: Device, monkeypatch: pytest.MonkeyPatch) 
     for _ in range(3):
         optimizer.step()
     assert not reads
-    assert len(launched) == 3 * 5  # zeros, what is measured, applied, tallied, and the rate
+    assert len(launched) == 3 * 6  # zeros, what is measured, added up, applied, tallied, and the rate
     group = optimizer.param_groups[0]
     looks: tuple[Any, ...] = (
         lambda: group["lr"],
