@@ -203,7 +203,10 @@ def _require_memory_of_their_own(parameters: Sequence[Any]) -> None:
     lies: dict[tuple[torch.device, int], list[tuple[int, int, torch.Tensor]]] = {}
     for parameter in {id(one): one for one in parameters if isinstance(one, torch.Tensor)}.values():
         if parameter.numel() and parameter.is_contiguous() and not parameter.is_meta:
-            memory = parameter.untyped_storage().data_ptr()
+            try:
+                memory = parameter.untyped_storage().data_ptr()
+            except RuntimeError:  # of a tensor made of others, which hold its elements
+                continue
             first = int(parameter.storage_offset()) * parameter.element_size()
             last = first + parameter.numel() * parameter.element_size()
             if memory:
