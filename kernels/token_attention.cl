@@ -75,8 +75,8 @@ inline float sum_wide(const ${V} v) { return ${SUM}; }
 
 __kernel __attribute__((reqd_work_group_size(${GROUP}, 1, 1)))
 void token_attention(const __global float *rows, const __global float *angles, __global float *keys, __global float *values,
-                     __global float *scores, __global float *out, const uint position, const uint heads,
-                     const uint capacity, const float scale) {
+                     __global float *scores, __global float *out, const uint heads, const uint capacity, const float scale,
+                     const uint position) {
     ${SPACE}${V} query[${UNITS}];
 % if GROUP > 1:
     __local float shared[${GROUP}];

@@ -160,6 +160,25 @@ def _for_target(device: Device, program: Any, target: str) -> Any:
     return cl.Program(device.context, [device.handle], [ptx]).build()
 
 
+class Launch:
+    """A kernel with its sizes and arguments, checked and ready: calling it costs what a launch costs.
+
+    arguments: as for calling the kernel. What they name is kept alive.
+    """
+
+    def __init__(
+        self, kernel: Kernel, global_size: Sequence[int], local_size: Sequence[int] | None, *arguments: Any
+    ) -> None:
+        self._enqueue = kernel.enqueue
+        self._sizes = tuple(global_size), None if local_size is None else tuple(local_size)
+        self._held = arguments
+        self._arguments = [value.buffer if isinstance(value, _HOLDERS) else value for value in arguments]
+
+    def __call__(self, *more: Any) -> Any:
+        """Enqueue it; more: the arguments that come after those, NumPy scalars. The launch's event."""
+        return self._enqueue(*self._sizes, [*self._arguments, *more])
+
+
 _build_lock = threading.Lock()
 _programs: dict[tuple[Any, ...], Any] = {}
 

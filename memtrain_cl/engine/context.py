@@ -9,6 +9,7 @@ import numpy as np
 from memtrain_cl.array import empty, from_numpy
 from memtrain_cl.device import Device
 from memtrain_cl.engine.linear import array_of, normed, operand_of
+from memtrain_cl.engine.step import Step
 from memtrain_cl.engine.weights import Block, Weights
 from memtrain_cl.launchers.attention import attention
 from memtrain_cl.launchers.index import select
@@ -45,6 +46,8 @@ class Context:
             Cache(empty(device, shape, np.float32), empty(device, shape, np.float32), angles, scores)
             for _ in weights.blocks
         ]
+        packed = config.linear == "counter"
+        self._step = Step(device, config, weights.blocks, self._caches) if packed else None
 
     def clear(self) -> None:
         """Forget all tokens."""
@@ -56,9 +59,14 @@ class Context:
         ValueError without a token, for one outside the vocabulary, and where the capacity does not suffice.
         """
         values = self._checked(tokens)
-        x = self._embedded(values)
-        for block, cache in zip(self._weights.blocks, self._caches, strict=True):
-            x = self._through(block, cache, x)
+        if len(values) == 1 and self._step is not None:
+            x = self._step.x
+            self._embed_one(values[0], x)
+            self._step(self.length)
+        else:
+            x = self._embedded(values)
+            for block, cache in zip(self._weights.blocks, self._caches, strict=True):
+                x = self._through(block, cache, x)
         if not every:
             x = x.viewed((1, x.shape[1]), offset=(x.shape[0] - 1) * x.shape[1])
         logits = array_of(self._weights.head.apply(normed(x, self._weights.norm))).numpy()
@@ -77,23 +85,26 @@ class Context:
 
     def _embedded(self, tokens: np.ndarray) -> Operand:
         """[tokens, dim]"""
-        count, dim = len(tokens), self._config.dim
-        table = operand_of(self._weights.embedding)
-        x = empty_operand(self._device, (count, dim), "float32")
-        if count > 1:
-            select(table, 0, Operand(from_numpy(self._device, tokens), (count,), (1,), 0, "int64"), x)
+        x = empty_operand(self._device, (len(tokens), self._config.dim), "float32")
+        if len(tokens) == 1:
+            self._embed_one(tokens[0], x)
         else:
-            self._device.check_process()
-            # A copy needs no list of tokens on the device.
-            import_pyopencl().enqueue_copy(
-                self._device.queue,
-                x.buffer,
-                table.buffer,
-                byte_count=4 * dim,
-                src_offset=4 * dim * int(tokens[0]),
-                dst_offset=0,
-            )
+            index = Operand(from_numpy(self._device, tokens), tokens.shape, (1,), 0, "int64")
+            select(operand_of(self._weights.embedding), 0, index, x)
         return x
+
+    def _embed_one(self, token: np.int64, x: Operand) -> None:
+        """By a copy, which needs no list of tokens on the device."""
+        row = 4 * self._config.dim
+        self._device.check_process()
+        import_pyopencl().enqueue_copy(
+            self._device.queue,
+            x.buffer,
+            self._weights.embedding.buffer,
+            byte_count=row,
+            src_offset=row * int(token),
+            dst_offset=0,
+        )
 
     def _through(self, block: Block, cache: Cache, x: Operand) -> Operand:
         rows = block.qkv.apply(x, norm=block.attention_norm)

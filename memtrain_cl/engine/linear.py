@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memtrain_cl.array import DeviceArray
-from memtrain_cl.launchers.counter_matvec import Norm, counter_matvec
+from memtrain_cl.launchers.counter_matvec import Norm
 from memtrain_cl.launchers.decoded import launch_forward
 from memtrain_cl.launchers.elementwise import Formula, launch
 from memtrain_cl.launchers.matmul import matmul
@@ -49,10 +49,7 @@ class Linear:
     def apply(
         self, x: Operand, *, norm: Norm | None = None, add: Operand | None = None, gated: bool = False
     ) -> Operand:
-        """The product with x, normed before, plus `add` or gated behind: silu(first half) * second half of the results.
-
-        What `add` names is not to be used again: its memory may hold the result.
-        """
+        """The product with x, normed before, plus `add` or gated behind: silu(first half) * second half of the results."""
         y = self.product(x if norm is None else normed(x, norm), add)
         if not gated:
             return y
@@ -84,28 +81,14 @@ class PackedLinear(Linear):
     scale: DeviceArray
     C: int
 
+    @property
+    def arrays(self) -> tuple[DeviceArray, DeviceArray]:
+        """Codes and scales."""
+        return self.state, self.scale
+
     def product(self, x: Operand, add: Operand | None) -> Operand:
         y = empty_operand(x.device, (x.shape[0], self.scale.size), "float32")
         launch_forward(x.device, array_of(x), self.state, self.scale, array_of(y), C=self.C, packed=True)
         if add is not None:
             launch(_SUM, [y], [y, add])
-        return y
-
-    def apply(
-        self, x: Operand, *, norm: Norm | None = None, add: Operand | None = None, gated: bool = False
-    ) -> Operand:
-        if x.shape[0] != 1:
-            return super().apply(x, norm=norm, add=add, gated=gated)
-        # All in one launch.
-        y = add or empty_operand(x.device, (1, self.scale.size // (1 + gated)), "float32")
-        counter_matvec(
-            self.state,
-            self.scale,
-            array_of(x),
-            array_of(y),
-            C=self.C,
-            norm=norm,
-            add=None if add is None else array_of(add),
-            gated=gated,
-        )
         return y

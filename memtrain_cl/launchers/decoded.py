@@ -1,4 +1,4 @@
-"""Launchers of kernels/matmul.cl that decode a counter weight on its way into a product."""
+"""Launchers of products that decode a counter weight on its way: kernels/matmul.cl, or of one row counter_matvec.cl."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.device import Device
+from memtrain_cl.launchers.counter_matvec import counter_matvec
 from memtrain_cl.launchers.matmul import matmul
 from memtrain_cl.operand import Operand
 from memtrain_cl.program import get_kernel
@@ -82,6 +83,8 @@ def launch_forward(
     cache: DeviceArray | None = None,
 ) -> Any:
     """Enqueue y = x @ (scale*t)^T; nothing waits. The launch's event."""
+    if x.shape[0] == 1 and packed and cache is None and min(array.alignment for array in (x, scale, y)) >= 16:
+        return counter_matvec(state, scale, x, y, C=C)
     return _launch(device, x, state, True, scale, y, x.shape[1], C=C, packed=packed, cache=cache)
 
 

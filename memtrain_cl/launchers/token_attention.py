@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.device import Device
-from memtrain_cl.program import Kernel, get_kernel
+from memtrain_cl.program import Kernel, Launch, get_kernel
 from memtrain_cl.tuning import flat_shape, power_of_two_at_least, spreads_wide
 
 #: Items of a group of the GPU shape.
@@ -77,15 +78,28 @@ def rotate_rows(rows: DeviceArray, cache: Cache, start: int, tokens: int) -> Any
     return kernel(size, None, rows, cache.angles, cache.keys, cache.values, *sizes)
 
 
-def token_attention(rows: DeviceArray, cache: Cache, position: int, out: DeviceArray) -> Any:
-    """out float32 [heads, head] = softmax(q k^T / sqrt(head)) v of the token at `position`, whose key and value go to
-    the cache, over all positions up to its own. The launch's event.
+def prepare_token_attention(rows: DeviceArray, cache: Cache, out: DeviceArray) -> Callable[[int], Any]:
+    """What takes the position of a token and enqueues its attention over all positions up to its own.
+
+    out float32 [heads, head] = softmax(q k^T / sqrt(head)) v. Its key and value, in `rows`, go to the cache.
     """
-    _require_rows(rows, 1, cache, position)
+    _require_rows(rows, 1, cache, 0)
     heads, capacity, head = cache.keys.shape
     if out.size != heads * head:
         raise ValueError(f"expected room for [{heads}, {head}], got {out.shape}")
     kernel, group = _kernel(rows.device, "token_attention", head)
     arrays = (rows, cache.angles, cache.keys, cache.values, cache.scores, out)
-    sizes = map(np.uint32, (position, heads, capacity))
-    return kernel((heads * group,), (group,), *arrays, *sizes, np.float32(1.0 / math.sqrt(head)))
+    sizes = (np.uint32(heads), np.uint32(capacity), np.float32(1.0 / math.sqrt(head)))
+    launch = Launch(kernel, (heads * group,), (group,), *arrays, *sizes)
+
+    def attend(position: int) -> Any:
+        if not 0 <= position < capacity:
+            raise ValueError(f"expected a position in 0..{capacity - 1}, got {position}")
+        return launch(np.uint32(position))
+
+    return attend
+
+
+def token_attention(rows: DeviceArray, cache: Cache, position: int, out: DeviceArray) -> Any:
+    """Enqueue what `prepare_token_attention` prepares; the launch's event."""
+    return prepare_token_attention(rows, cache, out)(position)
