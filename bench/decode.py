@@ -6,8 +6,11 @@ Weights rotate, so that caches hold none of them: torch's too, in bfloat16 on CU
 from __future__ import annotations
 
 import itertools
+import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +32,25 @@ from memtrain_cl.lm.model import CausalLM, KVCache
 from memtrain_cl.reference import decode_dense
 
 C = 11
+PROMPT = b"def main"
 #: Bytes that rotating weights hold at least, beyond the last cache of a GPU (60 MB) and of a CPU.
 _GPU_BYTES, _CPU_BYTES = 256 << 20, 96 << 20
 #: Launches between two of torch's events, so that the gaps of its queue do not count.
 _RUN = 20
 
 
-def _peers(rows: int, columns: int, least: int) -> dict[str, float]:
-    """One row times a weight [rows, columns] by torch, in microseconds."""
+def _peers(rows: int, columns: int, least: int) -> dict[str, Callable[[], float]]:
+    """One row times a weight [rows, columns] by torch: what measures its microseconds."""
     place, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     copies = max(2, -(-least // (rows * columns * dtype.itemsize)))
     weights = [torch.randn(rows, columns, device=place, dtype=dtype) for _ in range(copies)]
     x = torch.randn(1, columns, device=place, dtype=dtype)
     turns = itertools.cycle(weights)
     if place == "cpu":
-        for weight in weights:
-            x @ weight.t()
-        return {"torch CPU float32, one row": host_time(lambda _turn: x @ next(turns).t(), max(20, 2 * copies))}
+        return {"torch CPU float32, one row": lambda: host_time(lambda _turn: x @ next(turns).t(), 20)}
 
-    def runs(work: Any) -> float:
-        return cuda_time(lambda: [work(next(turns)) for _ in range(_RUN)]) / _RUN
+    def runs(work: Callable[[torch.Tensor], Any]) -> Callable[[], float]:
+        return lambda: cuda_time(lambda: [work(next(turns)) for _ in range(_RUN)]) / _RUN
 
     return {
         "torch CUDA bfloat16 linear": runs(lambda weight: torch.nn.functional.linear(x, weight)),
@@ -73,7 +75,14 @@ def bench_product(bench: Bench, rows: int, columns: int) -> None:
     dense = decode_dense(*head, columns, C=C, packed=True).double().numpy()
     error = np.abs(out.numpy()[some] - dense @ x) / (np.abs(dense) @ np.abs(x))
     case = counter_matvec_case(rows, columns, C)
-    us = bench.time(lambda turn: counter_matvec(states[turn % len(states)], scales, inputs, out, C=C))
+    turns = itertools.cycle(states)
+    work: dict[str, Callable[[], float]] = {
+        "ours": lambda: bench.time(lambda _turn: counter_matvec(next(turns), scales, inputs, out, C=C)),
+        **_peers(rows, columns, least),
+    }
+    # In turn, so that a busy machine slows all alike.
+    times = [{name: measure() for name, measure in work.items()} for _ in range(1 if bench.events else 5)]
+    us, *others = (statistics.median(turn[name] for turn in times) for name in work)
     bench.add(
         Row(
             "decode",
@@ -82,45 +91,53 @@ def bench_product(bench: Bench, rows: int, columns: int) -> None:
             case.bytes_moved,
             case.flops,
             error=f"{error.max():.1e} of the terms",
-            peers=_peers(rows, columns, least),
+            peers=dict(zip(list(work)[1:], others, strict=True)),
         )
     )
 
 
-def _torch_text(model: CausalLM, prompt: bytes, count: int) -> tuple[bytes, float]:
-    """The likeliest continuation by the torch model, and the microseconds of one of its tokens."""
-    cache = KVCache(model.config, batch=1, capacity=len(prompt) + count)
-    pending, made = list(prompt), []
+def _torch_text(model: CausalLM, count: int, place: str) -> tuple[bytes, float]:
+    """The likeliest continuation of the prompt by a torch model, and the microseconds of one of its tokens."""
+    cache = KVCache(model.config, batch=1, capacity=len(PROMPT) + count, device=place)
+    pending, made = list(PROMPT), []
     with torch.no_grad():
         started = time.perf_counter()
         for _ in range(count):
-            pending = [int(model(torch.tensor([pending]), cache)[0, -1].argmax())]
+            pending = [int(model(torch.tensor([pending], device=place), cache)[0, -1].argmax())]
             made += pending
     return bytes(made), (time.perf_counter() - started) / count * 1e6
 
 
+def _engine_text(engine: Engine, count: int) -> tuple[bytes, float]:
+    """The same by the engine."""
+    started = time.perf_counter()
+    made = bytes(engine.generate(PROMPT, count, 0.0))
+    return made, (time.perf_counter() - started) / count * 1e6
+
+
 def bench_tokens(bench: Bench, linear: str, count: int, **sizes: Any) -> None:
-    """Greedy tokens of a model with random weights, from a prompt of 8 on; beside the torch model on the host."""
+    """Greedy tokens of a model with random weights, checked by the torch model; beside that, or a dense one on CUDA."""
     torch.manual_seed(0)
     config = ModelConfig(linear=linear, **sizes)
     model = CausalLM(config).eval()
-    prompt = b"def main"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         export_model(model, path, model_description(config))
         engine = Engine.load(path, bench.device)
-    made = bytes(engine.generate(prompt, count, 0.0))
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        bytes(engine.generate(prompt, count, 0.0))
-        times.append((time.perf_counter() - started) / count * 1e6)
-    us = sorted(times)[1]
-    expected, host = _torch_text(model, prompt, count)
+    checked = 20
+    expected, _ = _torch_text(model, checked, "cpu")
+    made, _ = _engine_text(engine, checked)
     agree = sum(a == b for a, b in zip(made, expected, strict=True))
+    place, peer = "cpu", "the torch model"
+    if torch.cuda.is_available():
+        place, peer = "cuda", "torch CUDA float32, dense"
+        model = CausalLM(replace(config, linear="dense")).eval().cuda()
+        _torch_text(model, checked, place)
+    turns = [(_engine_text(engine, count)[1], _torch_text(model, count, place)[1]) for _ in range(3)]
+    us, other = (statistics.median(times) for times in zip(*turns, strict=True))
     name = f"a token, {linear} linears, {config.layers} x {config.dim} ({1e6 / us:.0f} tokens/s)"
-    error = f"{agree} of {count} greedy tokens are the torch model's"
-    bench.add(Row("decode", name, us, error=error, peers={"the torch model": host}))
+    error = f"{agree} of {checked} greedy tokens are the torch model's"
+    bench.add(Row("decode", name, us, error=error, peers={peer: other}))
 
 
 def run(bench: Bench) -> None:
