@@ -191,6 +191,29 @@ def test_rooms_import_without_cycles() -> None:
     assert order.index("errors") < order.index("cli")
 
 
+def needs_torch(path: Path) -> bool:
+    """Whether importing a source file imports torch by itself: at its top, not within functions."""
+    names: list[str] = []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.append(node.module or "")
+    return any(name.split(".")[0] == "torch" for name in names)
+
+
+def test_launchers_stand_on_rooms_without_torch() -> None:
+    graph = room_graph()
+    reached, new = set(), {"launchers"}
+    while new:
+        reached |= new
+        new = {target for room in new for target in graph[room]} - reached
+    files = [path for room in reached for path in (PACKAGE / f"{room}.py", *(PACKAGE / room).rglob("*.py"))]
+    assert {path for path in files if path.exists() and needs_torch(path)} == set()
+    assert needs_torch(PACKAGE / "bridge.py")
+    assert "tuning" in reached
+
+
 def test_import_of_a_room_is_seen_in_every_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
     (tmp_path / "nn").mkdir()
