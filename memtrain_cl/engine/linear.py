@@ -5,6 +5,7 @@ Activations are contiguous float32 operands [tokens, width].
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,17 +40,17 @@ def normed(x: Operand, by: Norm) -> Operand:
     return y
 
 
-class Linear:
+class Linear(ABC):
     """A weight [out, in]: one layer's, or those of several layers of one input below each other."""
 
+    @abstractmethod
     def product(self, x: Operand, add: Operand | None) -> Operand:
         """x [T, in] times the weight's transpose, plus `add`: [T, out]."""
-        raise NotImplementedError
 
     def apply(
         self, x: Operand, *, norm: Norm | None = None, add: Operand | None = None, gated: bool = False
     ) -> Operand:
-        """The product with x, normed before, plus `add` or gated behind: silu(first half) * second half of the results."""
+        """The product with x, normed before; plus `add`, or gated behind: silu(first half of y) * second half."""
         y = self.product(x if norm is None else normed(x, norm), add)
         if not gated:
             return y
