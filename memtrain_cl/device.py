@@ -52,6 +52,8 @@ TensorCores = Literal["", "mma", "wgmma"]
 DeviceType = Literal["gpu", "accelerator", "cpu"]
 _CORRECTLY_ROUNDED_DIVIDE = 1 << 7
 _SUBNORMALS = 1 << 0
+#: The compute capability, times ten, of the first GPUs of NVIDIA that have every instruction of the kernels' PTX.
+_PTX_CAPABILITY = 80
 _DOT_OF_WORDS = "__opencl_c_integer_dot_product_input_4x8bit_packed"
 _TYPE_SCORE = {"gpu": 2000, "accelerator": 1000, "cpu": 0}
 
@@ -62,6 +64,7 @@ class DeviceInfo:
 
     `same_hardware_as` is the index of an earlier entry that drives the same hardware through another platform, or None.
     `integer_dot`: dot products of four bytes in a word, built in where a program asks for OpenCL C 3.0.
+    `inline_ptx`: the compiler takes NVIDIA's inline PTX, and the GPU all that kernels write in it (capability 8.0).
     `short_loops`: found by the probe (probe.py) on an opened device, on which a work-item's loops end early.
     `inline_vnni`, `tensor_cores`: found on an opened device (inline_assembly.py); None before.
     """
@@ -188,8 +191,15 @@ def _read_info(index: int, platform: Any, device: Any) -> DeviceInfo:
         subgroups="cl_khr_subgroups" in extensions,
         integer_dot="cl_khr_integer_dot_product" in extensions and _DOT_OF_WORDS in _features(device),
         # The extension that names NVIDIA's compiler options is the device's own word that its compiler takes PTX.
-        inline_ptx="cl_nv_compiler_options" in extensions,
+        inline_ptx="cl_nv_compiler_options" in extensions and compute_capability(device) >= _PTX_CAPABILITY,
     )
+
+
+def compute_capability(handle: Any) -> int:
+    """NVIDIA's number for what a GPU's instructions are, times ten; 0 of a device that has none."""
+    with contextlib.suppress(import_pyopencl().Error, AttributeError):
+        return 10 * int(handle.compute_capability_major_nv) + int(handle.compute_capability_minor_nv)
+    return 0
 
 
 def _hardware_key(info: DeviceInfo, handle: Any) -> tuple[Any, ...]:

@@ -3,9 +3,8 @@
 x86 (kernels/_int8_vnni.cl): the processor must have the instruction (AVX-512 VNNI), the device be that processor, and
 its compiler put the instruction where the kernel wants it. Compilers of OpenCL differ in this, and some end the
 process: so a child process multiplies once before anybody relies on it. Tensor cores (kernels/_int8_mma.cl and
-_int8_wgmma.cl): compute capability 8.0, and a driver that takes the PTX and grants more local memory than it lists; it
-multiplies once in this process, since a refusal is an ordinary error. Where the right numbers do not come back, the
-portable way stays.
+_int8_wgmma.cl): a GPU and a driver that take the PTX and grant more local memory than they list; it multiplies once in
+this process, since a refusal is an ordinary error. Where the right numbers do not come back, the portable way stays.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from memtrain_cl.array import empty, from_numpy
-from memtrain_cl.device import Device, DeviceInfo, TensorCores, devices, get_device
+from memtrain_cl.device import Device, DeviceInfo, TensorCores, compute_capability, devices, get_device
 from memtrain_cl.errors import MemtrainError
 from memtrain_cl.program import get_kernel
 from memtrain_cl.runtimes import import_pyopencl
@@ -36,8 +35,8 @@ _SIZES_OF_CORES = (390, 515, 2077, 2080)
 #: What the child says; and how long it may take, in seconds.
 _WELL, _PATIENCE = "the sums are right", 120
 
-#: Compute capabilities times ten: the first with products of the one kind, and the only one with the other.
-_FIRST_MMA, _WGMMA = 80, 90
+#: The only compute capability, times ten, with products of the kind "wgmma".
+_WGMMA = 90
 
 _lock = threading.Lock()
 _verdicts: dict[tuple[str, ...], Any] = {}
@@ -59,20 +58,17 @@ def note_inline_assembly(device: Device) -> None:
 
 
 def _verdict(device: Device, what: str, find: Callable[[], Any]) -> Any:
-    key = (what, device.info.type, str(device.info.short_loops), *device.cache_key)
+    info = device.info
+    key = (what, info.type, str(info.short_loops), str(info.inline_ptx), *device.cache_key)
     if key not in _verdicts:
         _verdicts[key] = find()
     return _verdicts[key]
 
 
 def _tensor_cores(device: Device) -> TensorCores:
-    capability = 0
-    if device.info.inline_ptx and device.info.type == "gpu":
-        handle = device.handle
-        capability = 10 * int(handle.compute_capability_major_nv) + int(handle.compute_capability_minor_nv)
-    if capability >= _FIRST_MMA and _trial_succeeds(device, "mma"):
-        return "wgmma" if capability == _WGMMA and _trial_succeeds(device, "wgmma") else "mma"
-    return ""
+    if not (device.info.inline_ptx and device.info.type == "gpu" and _trial_succeeds(device, "mma")):
+        return ""
+    return "wgmma" if compute_capability(device.handle) == _WGMMA and _trial_succeeds(device, "wgmma") else "mma"
 
 
 def _trial_succeeds(device: Device, kind: TensorCores) -> bool:
@@ -82,7 +78,7 @@ def _trial_succeeds(device: Device, kind: TensorCores) -> bool:
         if sums_are_right(device, info, *_SIZES_OF_CORES):
             return True
         fault = "its sums were wrong"
-    except MemtrainError as error:
+    except (MemtrainError, import_pyopencl().Error) as error:  # the latter where the sums are read
         fault = str(error)
     logger.warning("%s multiplies without its tensor cores' %s: %s", device.info.name, kind, fault)
     return False
@@ -114,7 +110,8 @@ def sums_are_right(device: Device, info: DeviceInfo, M: int, N: int, K: int, lea
     kernel = get_kernel(device, "matmul_int8", "matmul_int8", NAME="matmul_int8", **shape.constants)
     out = empty(device, (M, N), np.int32)
     neither = (np.uint32(0), out, np.uint32(0))  # scales, nor a gate
-    sizes = (np.uint32(value) for value in (M, N, K, lead, lead, *shape.arguments(words=lead % 4 == 0, N=N)))
+    own = shape.arguments(words=lead % 4 == 0, pairs=N % 2 == 0)
+    sizes = (np.uint32(value) for value in (M, N, K, lead, lead, *own))
     operands = (from_numpy(device, a), from_numpy(device, b), out, out, out)
     kernel(shape.global_size, shape.local_size, *operands, *neither, *(np.uint64(0),) * 3, *sizes)
     return bool(np.array_equal(out.numpy(), a[:, :K].astype(np.int32) @ b[:, :K].astype(np.int32).T))

@@ -54,10 +54,12 @@ class Int8Shape:
     per: int
     columns: int
 
-    def arguments(self, *, words: bool, N: int) -> tuple[int, ...]:
-        """The kernel's last ones. words: every row of both operands begins on four bytes. N: columns of the result."""
+    def arguments(self, *, words: bool, pairs: bool) -> tuple[int, ...]:
+        """The kernel's last ones. words: every row of both operands begins on four bytes. pairs: every row of the
+        result begins on eight.
+        """
         if self.constants["KIND"] in _STAGES:
-            return (N % 2 == 0,)
+            return (pairs,)
         return (self.block, words) if self.gpu else (self.per, self.columns)
 
 

@@ -330,6 +330,29 @@ def bare_machine(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[s
     return environment, "pip install 'memtrain-cl[cpu]'" if bare else "pip install pyopencl"
 
 
+@pytest.mark.parametrize(
+    ("extensions", "capability", "takes"),
+    [("", (9, 0), False), ("cl_nv_compiler_options", (7, 5), False), ("cl_nv_compiler_options", (), False)]
+    + [("cl_nv_compiler_options", capability, True) for capability in ((8, 0), (8, 6), (12, 0))],
+)
+def test_ptx_is_for_gpus_that_have_its_instructions(
+    device: Device, extensions: str, capability: tuple[int, ...], takes: bool
+) -> None:
+    names = ("compute_capability_major_nv", "compute_capability_minor_nv")
+
+    class Handle:
+        def __getattr__(self, name: str) -> Any:
+            if name in names:
+                if not capability:
+                    raise import_pyopencl().LogicError("no such question")
+                return capability[names.index(name)]
+            return extensions if name == "extensions" else getattr(device.handle, name)
+
+    info = room._read_info(0, device.handle.platform, Handle())
+    assert info.inline_ptx is takes
+    assert room.compute_capability(Handle()) == (10 * capability[0] + capability[1] if capability else 0)
+
+
 def test_without_a_driver_importing_works_and_the_first_use_says_what_to_install(bare_machine: Any) -> None:
     environment, command = bare_machine
     code = (

@@ -17,9 +17,11 @@ from bench.acceptance_statistics import ESTIMATORS
 from memtrain_cl import inline_assembly, ops, reference, staging
 from memtrain_cl.array import empty, from_numpy
 from memtrain_cl.device import Device, _features, use_device
+from memtrain_cl.errors import BuildError
 from memtrain_cl.formats import INT8_CHUNK
 from memtrain_cl.inline_assembly import note_inline_assembly
 from memtrain_cl.ops.matmul_int8 import Codes, launch_grad_weight_int8, launch_gradient_codes, launch_int8_product
+from memtrain_cl.runtimes import import_pyopencl
 from memtrain_cl.torch_device.fallback import strict
 from memtrain_cl.tuning_int8 import FLOAT_BLOCK, TERNARY_BLOCK, int8_shape
 from memtrain_cl.verify_int8 import kinds_of
@@ -432,6 +434,27 @@ def test_a_child_that_fails_leaves_the_portable_way(
     note_inline_assembly(twin)
     assert twin.info.inline_vnni is False
     assert ops.int8_product(codes(2, 3), codes(2, 3)).dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    "failure", [BuildError("uses too much shared data"), import_pyopencl().Error("out of resources")]
+)
+def test_tensor_cores_that_a_driver_refuses_are_told_of_and_left(
+    device: Device, failure: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> bool:
+        raise failure
+
+    monkeypatch.setattr(inline_assembly, "_verdicts", {})
+    monkeypatch.setattr(inline_assembly, "sums_are_right", fail)
+    changes: dict[str, Any] = {"type": "gpu", "inline_vnni": False, "tensor_cores": None}
+    # One that takes no PTX is not tried, and its verdict is not another's.
+    twins = [device.with_capabilities(inline_ptx=ptx, **changes) for ptx in (False, True)]
+    for twin in twins:
+        note_inline_assembly(twin)
+        assert twin.info.tensor_cores == ""
+        assert ("multiplies without its tensor cores' mma" in caplog.text) == twin.info.inline_ptx
+    assert str(failure) in caplog.text
 
 
 @pytest.mark.parametrize("changes", [{"type": "gpu"}, {"short_loops": True}])

@@ -76,7 +76,7 @@ def launch_int8_product(
     kernel, shape = _plan(device, (M, N, K), b.ternary, a.begins_on(CHUNK) and b.begins_on(CHUNK))
     factors = (a.scale or out, b.scale or out, out, np.uint32((a.scale is not None) + (b.scale is not None)))
     starts = (np.uint64(value) for value in (a.start, b.start, a.first))
-    own = shape.arguments(words=a.begins_on(4) and b.begins_on(4), N=N)
+    own = shape.arguments(words=a.begins_on(4) and b.begins_on(4), pairs=N % 2 == 0 and out.alignment >= 8)
     counts = (np.uint32(value) for value in (M, N, K, a.lead, b.lead, *own))
     operands = (a.array, b.array, *factors, *_gate_arguments(gate, out))
     return kernel(shape.global_size, shape.local_size, *operands, *starts, *counts)
