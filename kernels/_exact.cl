@@ -88,7 +88,8 @@ inline float4 quick_bytes(uint word) {
         {
             const bool still = ${a}.${i} == 0.0f;
             const bool none = still && ${v}.${i} == 0.0f;
-            doubt |= !none && !(${v}.${i} >= QUICK_LEAST && (still || fabs(q.${i}) >= ${least}));
+            // Of an infinite v the quick steps make no number.
+            doubt |= !none && !(${v}.${i} >= QUICK_LEAST && (still ? q.${i} == 0.0f : fabs(q.${i}) >= ${least}));
             root.${i} = none ? 0.0f : root.${i};
             q.${i} = none ? ${a}.${i} : q.${i};
         }

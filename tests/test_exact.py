@@ -4,13 +4,17 @@ numbers are those at which an error of a last place would show; other devices th
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
+from mako.lookup import TemplateLookup
 
+from memtrain_cl._resources import kernels_dir
 from memtrain_cl.adam_rule import AdamStep
 from memtrain_cl.array import from_numpy
 from memtrain_cl.device import Device
-from memtrain_cl.program import build_options, render
+from memtrain_cl.program import build_options, expand_includes, render
 from memtrain_cl.runtimes import import_pyopencl
 
 _CHECKS = """
@@ -77,6 +81,68 @@ def test_quick_quotients_have_the_bits_of_plain_ones(device: Device) -> None:
     for seed in range(4):
         kernel(device.queue, (1 << 21,), None, wrong.buffer, np.uint32(seed))
     assert wrong.numpy().tolist() == [0] * 6
+
+
+# What stands for NVIDIA's approximations elsewhere: numbers near theirs, subnormal ones taken for zero.
+_STAND_INS = """
+float flushed(float x) { return fabs(x) < 0x1p-126f ? copysign(0.0f, x) : x; }
+float near_inverse(float x) { return flushed(as_float(as_uint(1.0f / flushed(x)) ^ 1u)); }
+float near_inverse_root(float x) { return isinf(x) ? 0.0f : 1.0f / sqrt(flushed(x)); }
+"""
+_STEP = """
+<%namespace name="own" file="own"/>
+typedef float4 vec;
+__kernel void update(const __global float4 *numbers, const __global float4 *parts, __global float4 *roots,
+                     __global float4 *quotients) {
+    const size_t id = get_global_id(0);
+    const vec v = numbers[id], a = parts[id];
+    const float eps = 1e-8f;
+    ${own.root_and_quotient("v", "a", "root + eps", "root + eps", "0x1p-71f")}
+    roots[id] = root;
+    quotients[id] = q;
+}
+"""
+
+
+def test_quotients_of_a_step_are_plain_ones_where_quick_steps_have_doubt(device: Device) -> None:
+    if not device.info.subnormals:
+        pytest.skip("fma rounds twice, or takes subnormal numbers for zero")
+    cl = import_pyopencl()
+    lookup = TemplateLookup(strict_undefined=True)
+    lookup.put_string("own", expand_includes(kernels_dir() / "_exact.cl"))
+    lookup.put_string("step", '<%include file="own"/>' + _STEP)
+    text = lookup.get_template("step").render(PTX=1)
+    text = re.sub(r'asm\("(rcp|rsqrt).approx.ftz.f32 %0, %1;" : "=f"\(near\) : "f"\(([^)]*)\)\);', _stand_in, text)
+    text = re.sub(r"inline float4 quick_bytes.*?\n}\n", "", text, flags=re.DOTALL)
+    assert "asm" not in text
+    source = f"#pragma OPENCL FP_CONTRACT OFF\n{_STAND_INS}\n{text}"
+    special = np.array(
+        [0.0, 1e-45, 1e-39, 2.0**-126, 1e-31, 2.0**-101, 1e-20, 1.0, 3e9, 3e38, np.inf, np.nan], np.float32
+    )
+    chance = np.random.default_rng(4)
+    v, a = (special[chance.integers(0, len(special), (1 << 14, 4))] for _ in range(2))
+    v, a = (np.where(chance.random(x.shape) < 0.5, x, 10.0 ** chance.uniform(-40, 30, x.shape)) for x in (v, a))
+    # Many vectors have one kind of number to doubt, and zeros.
+    a = np.where(chance.random(a.shape) < 0.3, 0.0, a) * chance.choice([-1.0, 1.0], a.shape)
+    numbers, parts = v.astype(np.float32), a.astype(np.float32)
+    arrays = [
+        from_numpy(device, each)
+        for each in (numbers, parts, np.zeros_like(v, np.float32), np.zeros_like(v, np.float32))
+    ]
+    kernel = cl.Kernel(cl.Program(device.context, source).build(build_options(device)), "update")
+    kernel(device.queue, (len(v),), None, *(array.buffer for array in arrays))
+    with np.errstate(all="ignore"):
+        root = np.sqrt(numbers)
+        quotient = parts / (root + np.float32(1e-8))
+    for got, want in zip(arrays[2:], (root, quotient), strict=True):
+        found = got.numpy()
+        assert np.array_equal(np.isnan(found), np.isnan(want))
+        real = ~np.isnan(want)
+        assert np.array_equal(found[real].view(np.uint32), want[real].view(np.uint32))
+
+
+def _stand_in(found: re.Match[str]) -> str:
+    return f"near = {'near_inverse' if found[1] == 'rcp' else 'near_inverse_root'}({found[2]});"
 
 
 @pytest.mark.parametrize("step", [1, 2, 10, 1000, 10**6])
