@@ -28,15 +28,15 @@ class CounterMatvecShape:
     per: int
 
 
-def counter_matvec_shape(info: DeviceInfo, M: int, K: int, gated: bool) -> CounterMatvecShape:
-    """The shape for M results over K columns; gated: of 2M rows."""
+def counter_matvec_shape(info: DeviceInfo, M: int, K: int, gated: bool, *, words: bool = True) -> CounterMatvecShape:
+    """The shape for M results over K columns; gated: of 2M rows. words: the codes begin on four bytes."""
     parts = 1 + gated
     if not spreads_wide(info, _GROUP):
         items = max(1, min(info.compute_units * BLOCKS_PER_UNIT, parts * M * K // _LEAST))
         per = ceil_div(M, items)
         constants = {"GPU": 0, "LANES": 1, "ROWS": 1, "WORDS": 0, "FUSED": 0}
         return CounterMatvecShape(constants, (ceil_div(M, per),), (1,), per)
-    words = K % 16 == 0
+    words = words and K % 16 == 0
     useful = max(8, power_of_two_at_least(ceil_div(K // (16 if words else 4), _TURNS)))
     choices = [(max(rows, parts), min(lanes, useful)) for rows, lanes in _SETS]
     groups = [ceil_div(M, rows // parts * (_GROUP // lanes)) for rows, lanes in choices]

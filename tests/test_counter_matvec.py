@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from memtrain_cl.array import from_numpy
+from memtrain_cl.array import from_numpy, wrap_host
 from memtrain_cl.device import Device
 from memtrain_cl.formats import code_count
 from memtrain_cl.launchers.counter_matvec import Norm, counter_matvec
@@ -61,6 +61,26 @@ def test_sizes_and_types_that_do_not_fit_are_refused(device: Device) -> None:
     ):
         with pytest.raises(ValueError, match=sentence):
             counter_matvec(**{"state": state, "scale": scale, "x": x, "out": out, "C": 11, **change})  # type: ignore[arg-type]
+
+
+def test_codes_that_begin_off_words_are_read_by_bytes(shaped: Device) -> None:
+    assert [
+        counter_matvec_shape(shaped.info, 8, 64, False, words=words).constants["WORDS"] for words in (False, True)
+    ] == [
+        0,
+        counter_matvec_shape(shaped.info, 8, 64, False).constants["GPU"],
+    ]
+    if not shaped.info.unified_memory:
+        pytest.skip("arrays have memory of their own, which begins on words")
+    chance = np.random.default_rng(3)
+    memory = chance.integers(0, 256, 8 * 48 + 1, dtype=np.uint8)
+    numbers = (chance.random(size, dtype=np.float32) for size in (8, 64))
+    scale, x, first, second = (from_numpy(shaped, each) for each in (*numbers, *np.zeros((2, 8), np.float32)))
+    state = wrap_host(shaped, memory[1:])
+    counter_matvec(state, scale, x, first, C=11)
+    counter_matvec(from_numpy(shaped, state.numpy()), scale, x, second, C=11)
+    assert state.alignment < 4
+    assert np.allclose(first.numpy(), second.numpy(), rtol=1e-6, atol=1e-5)
 
 
 def test_groups_of_a_gpu_are_many_where_rows_are_few(device: Device) -> None:

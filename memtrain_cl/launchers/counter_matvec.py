@@ -26,9 +26,9 @@ class Norm:
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    device: Device, M: int, K: int, C: int, norm: bool, add: bool, gated: bool
+    device: Device, M: int, K: int, C: int, norm: bool, add: bool, gated: bool, words: bool
 ) -> tuple[Kernel, CounterMatvecShape, tuple[np.uint32, np.uint32, np.uint32]]:
-    shape = counter_matvec_shape(device.info, M, K, gated)
+    shape = counter_matvec_shape(device.info, M, K, gated, words=words)
     chosen = {"C": C, "NORM": int(norm), "ADD": int(add), "GATED": int(gated)}
     kernel = get_kernel(device, "counter_matvec", "counter_matvec", **chosen, **shape.constants)
     return kernel, shape, (np.uint32(M), np.uint32(K), np.uint32(shape.per))
@@ -71,7 +71,8 @@ def prepare_counter_matvec(
     numbers = [array for array in (scale, x, out, add, weight) if array is not None]
     if state.dtype != np.uint8 or any(array.dtype != np.float32 or array.alignment < 16 for array in numbers):
         raise ValueError(f"expected codes of uint8 and float32 that begins on 16 bytes, got {[state, *numbers]}")
-    kernel, shape, sizes = _plan(out.device, M, K, C, norm is not None, add is not None, gated)
+    words = state.alignment >= 4
+    kernel, shape, sizes = _plan(out.device, M, K, C, norm is not None, add is not None, gated, words)
     factors = () if norm is None else (norm.weight, np.float32(norm.eps))
     added = () if add is None else (add,)
     return Launch(kernel, shape.global_size, shape.local_size, state, scale, x, *factors, *added, out, *sizes)
