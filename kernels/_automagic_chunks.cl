@@ -5,7 +5,7 @@ A run is 16 consecutive elements. GPU: a work-group of SIDE items takes one chun
 takes a chunk in blocks of 256 elements, in local memory. `own` are the run's 16 numbers there, VECS vectors of them.
 
 values_of_rows(per_row, row, column, columns, rows)    what per_row has for WIDTH elements from `column` of `row` on, which may reach into later rows
-sum_of_chunks(parts, chunks, lanes, lid)    the sum over the chunks' sums, in every item; `lanes`: 1024 numbers of local memory
+sum_of_floats(parts, chunks, lanes, lid)    the sum over the chunks' sums, in every item, and sum_of_float2s; `lanes`: 1024 of them in local memory
 quarter_run(...)                            the vectors of a run, halved to four numbers
 halve_chunk(lanes, ...)                     the sum over a chunk's LANE_COUNT lanes, of local memory; GPU: of each item's own four
 each_chunk()                                a loop (def with a body), within which are: chunk, begin (its first element), count (its elements), row0 and
