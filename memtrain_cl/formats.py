@@ -63,6 +63,13 @@ def check_c(C: Any, *, packed: bool) -> int:
     return int(C)
 
 
+def is_normal(value: float) -> bool:
+    """Whether a number, also an integer of any size, is positive and, rounded to float32, neither subnormal nor
+    infinite.
+    """
+    return 2.0**-126 <= value < 2.0**128 * (1 - 2.0**-25)
+
+
 def hash_number(number: int) -> int:
     """hash_u32 of a host's integer, taken modulo 2^32: the seed of a step from that of its layer plus its number."""
     x = number & 0xFFFFFFFF

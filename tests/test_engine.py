@@ -144,6 +144,14 @@ def test_tokens_that_do_not_fit_are_refused(device: Device, file: Path) -> None:
             engine.context(capacity)
 
 
+def test_a_context_of_a_length_that_no_device_holds_is_refused(device: Device, file: Path) -> None:
+    rewritten(file, model={"seq": 2**31 - 1})
+    engine = Engine.load(file)
+    assert engine.logits(b"abc").shape == (3, 256)
+    with pytest.raises(UnsupportedDevice, match=r"a buffer of \d+ bytes was asked for"):
+        engine.context()
+
+
 def test_angles_are_those_of_the_trained_model() -> None:
     config = ModelConfig(seq=4000, rope_theta=5e5)
     cosine, sine = (table[:, : config.head_dim // 2].numpy() for table in rope_tables(config, 0, 4000))
@@ -200,6 +208,8 @@ def test_files_that_hold_no_such_model_are_corrupt(device: Device, tmp_path: Pat
         ({"model": {"C": 11}}, "C = 11, got 8"),
         ({"model": {"architecture": "other"}}, "got architecture 'other'"),
         ({"model": {"seq": None}}, "seq"),
+        ({"model": {"rope_theta": 1e-300}}, "rope_theta as a positive number within float32"),
+        ({"model": {"norm_eps": 10**300}}, "norm_eps as a positive number within float32"),
         ({"model": {"hidden": 48}}, "48"),
         ({"layers": {name: None}, "tensors": {f"{name}.weight": np.zeros((36, 44), np.float32)}}, "kind counter"),
         ({"layers": {name: None}}, "parts"),

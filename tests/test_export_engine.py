@@ -184,6 +184,13 @@ def test_refuses_bad_tensors_and_leaves_the_old_file(tmp_path: Path) -> None:
         write_engine(path, {}, {"x": np.zeros(2, dtype="datetime64[s]")}, {})
     with pytest.raises(ValueError, match="model"):
         write_engine(path, {}, {}, {"x": {1, 2}})
+    # What the reader would refuse.
+    deep: list[Any] = []
+    for _ in range(100):
+        deep = [deep]
+    for value in (deep, 10**400, {"\ud800": 1}):
+        with pytest.raises(ValueError, match="expected JSON of unique names, finite numbers and at most 100 levels"):
+            write_engine(path, {}, {}, {"x": value})
     with pytest.raises(OSError, match="No such file"):
         write_engine(tmp_path / "no" / "m", {}, {}, {})
     assert read_engine(path).model == {"kept": True}

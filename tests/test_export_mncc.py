@@ -235,6 +235,8 @@ def test_refusals_leave_nothing(tmp_path: Path) -> None:
     bad = dataclasses.replace(golden_layer(), scale=np.array([1, np.inf], np.float32))
     with pytest.raises(ValueError, match="'b': expected scale of finite values > 0, got inf"):
         write_mncc(tmp_path / "m", {"a": golden_layer(), "b": bad})
+    with pytest.raises(ValueError, match="expected a layer name in Unicode"):
+        write_mncc(tmp_path / "m", {"\ud800": golden_layer()})
     with pytest.raises(ValueError, match=r"'e': expected .* columns"):
         write_mncc(tmp_path / "m", {"e": random_layer(0, 2, 0, 11)})
     assert list(tmp_path.iterdir()) == []

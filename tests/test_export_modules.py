@@ -220,6 +220,13 @@ def test_what_cannot_be_exported_is_named_and_leaves_no_file(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_conjugate_is_written_as_the_numbers_that_it_is(tmp_path: Path) -> None:
+    module = nn.Module()
+    module.register_buffer("z", torch.tensor([1 + 2j, -3j]).conj())
+    export_model(module, tmp_path / "m", {})
+    assert np.asarray(read_engine(tmp_path / "m").tensors["z"]).tolist() == [1 - 2j, 3j]
+
+
 def test_tied_and_shared_tensors_come_back(tmp_path: Path) -> None:
     def tied(seed: int) -> nn.ModuleDict:
         torch.manual_seed(seed)

@@ -190,6 +190,8 @@ def test_refusals_leave_nothing(tmp_path: Path) -> None:
     for name in ("../x", "a/b", "a\\b", "nul\0", "line\n"):
         with pytest.raises(ValueError, match="file name"):
             write_motifcl(tmp_path / "out", {"a": golden_layer(), name: golden_layer()})
+    with pytest.raises(ValueError, match="'e': expected rows"):
+        write_motifcl(tmp_path / "out", {"a": golden_layer(), "e": random_layer(0, 0, 8, 11)})
     with pytest.raises(OSError, match="name too long"):
         write_motifcl(tmp_path / "out", {"a": golden_layer(), "x" * 300: golden_layer()})
     with pytest.raises(TypeError, match="float32 or uint8"):

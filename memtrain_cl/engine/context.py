@@ -40,12 +40,11 @@ class Context:
         self._config = config
         self._weights = weights
         shape = (config.heads, capacity, config.head_dim)
-        angles = from_numpy(device, rotary_angles(config, capacity))
+        # First what the device may refuse: a file may tell of any length.
+        kept = [[empty(device, shape, np.float32) for _ in range(2)] for _ in weights.blocks]
         scores = empty(device, shape[:2], np.float32)
-        self._caches = [
-            Cache(empty(device, shape, np.float32), empty(device, shape, np.float32), angles, scores)
-            for _ in weights.blocks
-        ]
+        angles = from_numpy(device, rotary_angles(config, capacity))
+        self._caches = [Cache(keys, values, angles, scores) for keys, values in kept]
         packed = config.linear == "counter"
         self._step = Step(device, config, weights.blocks, self._caches) if packed else None
 

@@ -43,7 +43,10 @@ class Engine:
         return cls(home, config, upload(home, config, parts))
 
     def context(self, capacity: int | None = None) -> Context:
-        """Room for a sequence of at most `capacity` tokens, by default (and at most) config.seq."""
+        """Room for a sequence of at most `capacity` tokens, by default (and at most) config.seq.
+
+        UnsupportedDevice where the device gives no buffer of that size.
+        """
         most = self.config.seq
         if capacity is not None and not 1 <= capacity <= most:
             raise ValueError(f"expected a capacity of 1..{most} tokens, got {capacity}")

@@ -1,1 +1,4 @@
-"""Files: the engine format (packed.py) and MotifCL's (motifcl.py). Every write is atomic, every read distrusts."""
+"""Model files: the engine format (packed.py), the formats of other programs, an optimizer's state (optimizer.py).
+
+Every write is atomic, every read distrusts.
+"""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, TensorSpec, serialize_file
 
+from memtrain_cl.errors import CorruptFile
 from memtrain_cl.export.atomic import atomic_path
 from memtrain_cl.export.hostile import corrupt, element_count, open_regular, read_array, read_exactly, strict_json
 
@@ -100,9 +101,13 @@ def tensor_from_bytes(code: str, shape: tuple[int, ...], data: np.ndarray) -> Te
 def write_container(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: str, key: str) -> None:
     """Writes the file atomically, without a copy of the tensors; equal input gives equal bytes.
 
-    The metadata is the one entry ``key``: the library writes several in an order of chance. OSError when the disk
-    refuses.
+    The metadata is the one entry ``key``: the library writes several in an order of chance. It is JSON; ValueError, and
+    no file, for JSON that readers refuse (see `strict_json`). OSError when the disk refuses.
     """
+    try:
+        strict_json(metadata, path, key)
+    except CorruptFile as fault:
+        raise ValueError(str(fault)) from None
     # Named, to be alive while the library reads their addresses.
     held = {name: tensor_bytes(tensor) for name, tensor in tensors.items()}
     specs = {}

@@ -23,6 +23,8 @@ from memtrain_cl.errors import CorruptFile
 #: NumPy makes arrays of at most 64 dimensions (32 before version 2) and counts their bytes in a signed 64-bit integer.
 MAX_DIMS = 32
 MAX_BYTES = 2**62
+#: Lists and objects within each other in JSON: few enough for whatever walks through them by recursion.
+MAX_NESTING = 100
 #: Bytes asked for at a time: a file that is no plain one reads into memory of its own first.
 _PIECE = 2**22
 
@@ -117,12 +119,33 @@ def _no_constant(text: str) -> float:
     raise _NotStrict(f"the number {text}")
 
 
+def _whole(text: str) -> int:
+    value = int(text)
+    if abs(value) >= 2**1023:  # what no float64 holds ends arithmetic by an OverflowError
+        raise _NotStrict(f"the number {shorten(text)}")
+    return value
+
+
+def _require_flat(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_NESTING):
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [each for values in inner for each in values]
+    if any(isinstance(each, dict | list) for each in level):
+        raise _NotStrict(f"more than {MAX_NESTING} levels")
+
+
 def strict_json(data: bytes | str, path: str | os.PathLike[str], field: str) -> Any:
-    """Parsed JSON with unique names and finite numbers; CorruptFile otherwise."""
+    """Parsed JSON of unique names, finite numbers and at most `MAX_NESTING` levels; CorruptFile otherwise."""
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
-        return json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant)
+        value = json.loads(
+            text, object_pairs_hook=_unique, parse_float=_finite, parse_int=_whole, parse_constant=_no_constant
+        )
+        _require_flat(value)
+        return value
     except _NotStrict as fault:
-        raise corrupt(path, field, "JSON with unique names and finite numbers", str(fault)) from None
+        expected = f"JSON of unique names, finite numbers and at most {MAX_NESTING} levels"
+        raise corrupt(path, field, expected, str(fault)) from None
     except (ValueError, RecursionError):  # not UTF-8, not JSON, an integer of thousands of digits, nesting without end
         raise corrupt(path, field, "JSON", data) from None

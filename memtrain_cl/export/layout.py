@@ -70,6 +70,11 @@ def tensor_name(layer: str, suffix: str) -> str:
     return f"{layer}.{suffix}" if layer else suffix
 
 
+def is_unicode(name: str) -> bool:
+    """Whether a name can be written as UTF-8, which half a surrogate pair cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 def rows_of(layer: LayerState) -> dict[str, np.ndarray]:
     """The layer's arrays of one number a row, by suffix."""
     rows = {"scale": layer.scale, "v": layer.v, "s_base": layer.s_base}
@@ -140,7 +145,7 @@ def _exact_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     plain = dict(value)
     try:
         kept = json.loads(json.dumps(plain, allow_nan=False))
-    except (TypeError, ValueError) as fault:
+    except (TypeError, ValueError, RecursionError) as fault:
         raise ValueError(f"expected {what} as finite JSON values, got {shorten(plain)} ({fault})") from None
     if kept != plain:
         raise ValueError(f"expected {what} as JSON values (lists, string keys), got {shorten(plain)}")

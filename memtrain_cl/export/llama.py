@@ -6,7 +6,6 @@ layer, or a float32 tensor in a dense model; every other part is a float32 tenso
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from memtrain_cl.export.container import Tensor, code_and_shape
 from memtrain_cl.export.hostile import shorten
 from memtrain_cl.export.packed import EngineFile
-from memtrain_cl.formats import LayerState
+from memtrain_cl.formats import LayerState, is_normal
 
 ARCHITECTURE = "llama"
 _LIMIT = 2**31
@@ -84,8 +83,10 @@ def llama_shape(model: Mapping[str, Any]) -> LlamaShape:
         if field.type == "int":
             if type(value) is not int or not 1 <= value < _LIMIT:
                 raise ValueError(f"expected the model's {field.name} in 1..{_LIMIT - 1}, got {shorten(value)}")
-        elif type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
-            raise ValueError(f"expected the model's {field.name} as a positive number, got {shorten(value)}")
+        elif type(value) not in (int, float) or not is_normal(value):
+            raise ValueError(
+                f"expected the model's {field.name} as a positive number within float32, got {shorten(value)}"
+            )
         values[field.name] = value
     shape = LlamaShape(**values)
     if shape.dim % shape.heads or shape.head_dim % 2:

@@ -27,7 +27,7 @@ import numpy as np
 from memtrain_cl.export.atomic import atomic_path
 from memtrain_cl.export.codes import code_chunks, code_tables
 from memtrain_cl.export.hostile import corrupt, open_regular, read_array, read_exactly
-from memtrain_cl.export.layout import layer_fault
+from memtrain_cl.export.layout import is_unicode, layer_fault
 from memtrain_cl.formats import C_MAX_UNPACKED, LayerState
 
 MAGIC = b"MNCC0001"
@@ -83,9 +83,11 @@ class MnccLayer:
 def write_mncc(path: Path, layers: Mapping[str, LayerState]) -> None:
     """Writes the layers atomically, in bounded memory; equal input gives equal bytes.
 
-    ValueError, and no file, for values out of bounds and for a layer without columns.
+    ValueError, and no file, for values out of bounds, a layer without columns and a name that is no Unicode.
     """
     for name, layer in layers.items():
+        if not is_unicode(name):
+            raise ValueError(f"expected a layer name in Unicode, got {name!r}")
         fault = layer_fault(layer)
         if fault:
             raise ValueError(f"layer {name!r}: expected {fault[0]} of {fault[1]}, got {fault[2]}")

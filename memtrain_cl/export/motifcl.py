@@ -101,8 +101,8 @@ def write_motifcl(
     """Writes three files a layer into ``out_dir``, all or none; returns their names. A layer without second moments
     gets v = 0.
 
-    ValueError for values out of bounds or a layer name that is no file name; FileExistsError when ``out_dir`` holds
-    anything, unless ``force`` (files of the same names are then replaced, others stay).
+    ValueError for values out of bounds, a layer without rows or a name that is no file name; FileExistsError when
+    ``out_dir`` holds anything, unless ``force`` (files of the same names are then replaced, others stay).
     """
     files: dict[str, np.ndarray] = {}
     for name, layer in layers.items():
@@ -111,6 +111,8 @@ def write_motifcl(
         fault = layer_fault(layer)
         if fault:
             raise ValueError(f"layer {name!r}: expected {fault[0]} of {fault[1]}, got {fault[2]}")
+        if not layer.out_features:
+            raise ValueError(f"layer {name!r}: expected rows, by which alone the files tell its columns, got none")
         arrays = layer_tensors("", layer)
         for suffix, array in (("state", arrays["state"].reshape(-1)), ("scale", arrays["scale"]), ("v", arrays["v"])):
             files[f"{name}_{suffix}.mt"] = array

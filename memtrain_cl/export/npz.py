@@ -24,7 +24,7 @@ from memtrain_cl.export.archive import StoredArchive
 from memtrain_cl.export.atomic import atomic_path
 from memtrain_cl.export.codes import first_above, pack_codes, unpack_codes
 from memtrain_cl.export.hostile import corrupt, element_count, read_array
-from memtrain_cl.export.layout import layer_fault, row_fault, rows_of, tensor_name
+from memtrain_cl.export.layout import is_unicode, layer_fault, row_fault, rows_of, tensor_name
 from memtrain_cl.export.per_layer import seeds
 from memtrain_cl.formats import LayerState, check_c, code_count
 
@@ -51,8 +51,10 @@ def write_npz(path: Path, layers: Mapping[str, LayerState]) -> None:
         fault = layer_fault(layer)
         if fault:
             raise ValueError(f"tensor {tensor_name(name, fault[0])!r}: expected {fault[1]}, got {fault[2]}")
-        if "\0" in name or len(name.encode()) > 2**15:
-            raise ValueError(f"expected a layer name without zeros that fits a zip archive, got {name[:80]!r}")
+        if "\0" in name or not is_unicode(name) or len(name.encode()) > 2**15:
+            raise ValueError(
+                f"expected a layer name in Unicode without zeros that fits a zip archive, got {name[:80]!r}"
+            )
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, layer in layers.items():
             for suffix, array in _arrays(layer).items():

@@ -34,7 +34,7 @@ from memtrain_cl.export.container import (
     write_container,
 )
 from memtrain_cl.export.hostile import corrupt, strict_json
-from memtrain_cl.export.layout import KEY, KINDS, build_metadata, layer_fault, parse_metadata, tensor_name
+from memtrain_cl.export.layout import KEY, KINDS, build_metadata, is_unicode, layer_fault, parse_metadata, tensor_name
 from memtrain_cl.formats import LayerState
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def write_engine(
 
 
 def _add(everything: dict[str, Tensor], name: str, array: Tensor) -> None:
-    if name == "__metadata__" or any("\ud800" <= character <= "\udfff" for character in name):
+    if name == "__metadata__" or not is_unicode(name):
         raise ValueError(f"expected a tensor name in Unicode other than '__metadata__', got {name!r}")
     if name in everything:
         raise ValueError(f"expected distinct tensor names, got {name!r} twice")
@@ -332,7 +332,7 @@ def to_tensor(name: str, value: object) -> Tensor:
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in CODE_OF:
         raise TypeError(f"tensor {name!r}: expected a dtype of {', '.join(sorted(CODE_OF))}, got {dtype}")
-    flat = value.detach().cpu().contiguous().reshape(-1)
+    flat = value.detach().cpu().resolve_conj().contiguous().reshape(-1)
     return tensor_from_bytes(CODE_OF[dtype], tuple(value.shape), flat.view(torch.uint8).numpy())
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
-from memtrain_cl.formats import check_c
+from memtrain_cl.formats import check_c, is_normal
 
 LINEAR_KINDS = ("counter", "dense")
 COMPUTES = ("fp", "int8")
@@ -63,8 +64,9 @@ class ModelConfig:
             )
         _finite_positive("counter_lr", self.counter_lr)
         _finite_positive("counter_eps", self.counter_eps)
-        _finite_positive("rope_theta", self.rope_theta)
-        _finite_positive("norm_eps", self.norm_eps)
+        for name in ("rope_theta", "norm_eps"):
+            if not is_normal(getattr(self, name)):
+                raise ValueError(f"expected {name} as a positive number within float32, got {getattr(self, name)}")
         if self.hidden == 0:
             object.__setattr__(self, "hidden", -(-8 * self.dim // (3 * 32)) * 32)
         elif self.hidden % 4:
@@ -183,5 +185,5 @@ def _at_least(name: str, value: int, least: int) -> None:
 
 
 def _finite_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value <= sys.float_info.max:  # an integer may be larger
         raise ValueError(f"expected {name} to be a positive number, got {value}")
