@@ -6,7 +6,8 @@ these tell their doubt instead, one flag for all numbers; who calls them then di
 quick_inverse(d)                      1/d of 2^-100 <= d <= 2^100
 quick_root(v, &doubt)                 sqrt(v); doubt below QUICK_LEAST, 2^-101, 0 included, and where the root is no finite number, it is NaN
 quick_quotient(a, b, least, &doubt)   a/b; doubt unless |a/b| >= least, a finite number; least >= 2^-120 and least * b >= 2^-98 have to hold
-quick_part(a, known)                  a/known.x of numbers within 2^-75..2^75 or 0, known.x within 2^-20..2^20, y and z its inverse in two parts
+quick_part(a, known)                  a/known.x of numbers that are 0 or QUICK_PART_LEAST, 2^-100, or more; known.x within 2^-76..2^20, the quotient
+                                      below 2^100, y and z the inverse in two parts
 root_and_quotient(v, a, divisor, quick_divisor, least)    declares root = sqrt(v) and q = a/divisor, which is above 0 and written with `root`, as
                                       is quick_divisor, the same in quick steps; least as above
 quick_code(v, d, inverse)             an integer whose low bits are v/d, rounded to float32, then half to even; |v/d| <= 127.5, d as above
@@ -15,6 +16,8 @@ quick_bytes(word)                     four bytes that are code + 128, as the cod
 % if PTX:
 #define QUICK_MAGIC 12582912.0f
 #define QUICK_LEAST 0x1p-101f
+// The bits of 2^-100: the remainder of a number below is less than a float32 can say.
+#define QUICK_PART_LEAST 0x0d800000u
 <%
 LANES_OF_4 = "xyzw"
 %>

@@ -48,7 +48,7 @@ inline coder coder_of(uint most) {
 % else:
     own.divisor = counts ? as_float(most) : 1.0f;
 % endif
-    const bool usual = counts && own.divisor >= 0x1p-90f && own.divisor <= 0x1p20f;
+    const bool usual = counts && own.divisor >= 0x1p-76f && own.divisor <= 0x1p20f;
     own.inverse = usual ? quick_inverse(own.divisor) : 0.0f;
     own.rest = fma(-own.inverse, own.divisor, 1.0f) * own.inverse;
 % else:
@@ -62,8 +62,8 @@ inline coder coder_of(uint most) {
 
 inline vec quotient(vec v, coder own) {
 % if PTX:
-    // What the least normal number is a part of is far below what turns a code.
-    if (own.inverse > 0.0f${" && !any(magnitudes(v) < LEAST_NORMAL)" if CHANCE else ""}) return quick_part(v, (float4)(own.divisor, own.inverse, own.rest, 0.0f));
+    // To nearest, less than 2^-100 of such a divisor turns no code.
+    if (own.inverse > 0.0f${" && !any(magnitudes(v) < QUICK_PART_LEAST)" if CHANCE else ""}) return quick_part(v, (float4)(own.divisor, own.inverse, own.rest, 0.0f));
 % endif
     return select((vec)(0.0f), v, magnitudes(v) >= own.least) / own.divisor;
 }

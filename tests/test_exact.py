@@ -5,6 +5,7 @@ numbers are those at which an error of a last place would show; other devices th
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,13 +102,17 @@ __kernel void update(const __global float4 *numbers, const __global float4 *part
     roots[id] = root;
     quotients[id] = q;
 }
+__kernel void divide(const __global float4 *numbers, const __global float *divisors, __global float4 *quotients) {
+    const size_t id = get_global_id(0);
+    const float d = divisors[id], inverse = quick_inverse(d);
+    quotients[id] = quick_part(numbers[id], (float4)(d, inverse, fma(-inverse, d, 1.0f) * inverse, 0.0f));
+}
 """
 
 
-def test_quotients_of_a_step_are_plain_ones_where_quick_steps_have_doubt(device: Device) -> None:
+def _program(device: Device) -> Any:
     if not device.info.subnormals:
         pytest.skip("fma rounds twice, or takes subnormal numbers for zero")
-    cl = import_pyopencl()
     lookup = TemplateLookup(strict_undefined=True)
     lookup.put_string("own", expand_includes(kernels_dir() / "_exact.cl"))
     lookup.put_string("step", '<%include file="own"/>' + _STEP)
@@ -116,6 +121,26 @@ def test_quotients_of_a_step_are_plain_ones_where_quick_steps_have_doubt(device:
     text = re.sub(r"inline float4 quick_bytes.*?\n}\n", "", text, flags=re.DOTALL)
     assert "asm" not in text
     source = f"#pragma OPENCL FP_CONTRACT OFF\n{_STAND_INS}\n{text}"
+    return import_pyopencl().Program(device.context, source).build(build_options(device))
+
+
+def test_parts_of_a_scale_are_plain_quotients(device: Device) -> None:
+    program = _program(device)
+    chance = np.random.default_rng(5)
+    divisors = (chance.uniform(1, 2, 1 << 15) * 2.0 ** chance.integers(-76, 20, 1 << 15)).astype(np.float32)
+    divisors[0] = 2.0**-76
+    # Next to where rounding turns, down to what may be divided.
+    places = (chance.integers(1 << 23, 1 << 24, (1 << 15, 4)) + 0.5) * 2.0 ** chance.integers(-48, -16, (1 << 15, 4))
+    numbers = (places * divisors.astype(np.float64)[:, None]).astype(np.float32)
+    numbers[np.abs(numbers) < 2.0**-100] = 0.0
+    arrays = [from_numpy(device, each) for each in (numbers, divisors, np.zeros_like(numbers))]
+    kernel = import_pyopencl().Kernel(program, "divide")
+    kernel(device.queue, (len(divisors),), None, *(array.buffer for array in arrays))
+    assert np.array_equal(arrays[2].numpy(), numbers / divisors[:, None])
+
+
+def test_quotients_of_a_step_are_plain_ones_where_quick_steps_have_doubt(device: Device) -> None:
+    program = _program(device)
     special = np.array(
         [0.0, 1e-45, 1e-39, 2.0**-126, 1e-31, 2.0**-101, 1e-20, 1.0, 3e9, 3e38, np.inf, np.nan], np.float32
     )
@@ -129,7 +154,7 @@ def test_quotients_of_a_step_are_plain_ones_where_quick_steps_have_doubt(device:
         from_numpy(device, each)
         for each in (numbers, parts, np.zeros_like(v, np.float32), np.zeros_like(v, np.float32))
     ]
-    kernel = cl.Kernel(cl.Program(device.context, source).build(build_options(device)), "update")
+    kernel = import_pyopencl().Kernel(program, "update")
     kernel(device.queue, (len(v),), None, *(array.buffer for array in arrays))
     with np.errstate(all="ignore"):
         root = np.sqrt(numbers)
