@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from memtrain_cl.export.atomic import atomic_folder, atomic_path
 from memtrain_cl.export.gguf import write_gguf
@@ -19,6 +20,8 @@ from memtrain_cl.export.mncc import write_mncc
 from memtrain_cl.export.motifcl import write_mt
 from memtrain_cl.export.npz import write_npz
 from memtrain_cl.export.packed import write_engine
+from memtrain_cl.lm.checkpoint import save_checkpoint
+from memtrain_cl.lm.config import TrainConfig
 from tests.export_cases import golden_layer
 from tests.gguf_cases import model_file
 
@@ -32,6 +35,12 @@ KINDS: dict[str, Callable[[Path], object]] = {
 }
 
 posix = pytest.mark.skipif(os.name == "nt", reason="POSIX permissions, links and signals")
+
+
+def write_checkpoint(path: Path) -> None:
+    """A training checkpoint that is longer than what files keep back before they write."""
+    state = {"step": 0, "corpus": "", "model": {"w": torch.zeros(50_000)}, "optimizer": {}, "torch_rng": torch.zeros(1)}
+    save_checkpoint(path, TrainConfig(), state)
 
 
 def names(folder: Path) -> list[str]:
@@ -131,6 +140,25 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         KINDS[kind](tmp_path / "m")
+    assert (tmp_path / "m").read_bytes() == before
+    assert names(tmp_path) == ["m"]
+
+
+@posix
+@pytest.mark.parametrize("kind", [*KINDS, "checkpoint"])
+def test_a_disk_that_is_full_halfway_is_said_and_leaves_nothing(tmp_path: Path, kind: str) -> None:
+    import resource
+
+    write = KINDS.get(kind, write_checkpoint)
+    write(tmp_path / "m")
+    before = (tmp_path / "m").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large|requested and"):
+            write(tmp_path / "m")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (tmp_path / "m").read_bytes() == before
     assert names(tmp_path) == ["m"]
 

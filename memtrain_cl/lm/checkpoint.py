@@ -31,12 +31,18 @@ _FIELDS: dict[str, type] = {
 def save_checkpoint(path: str | os.PathLike[str], config: TrainConfig, state: Mapping[str, Any]) -> None:
     """Writes `Trainer.state()` and the run's configuration; equal ones make equal bytes.
 
-    A kill at any moment leaves the old file or the new one, whole.
+    A kill at any moment leaves the old file or the new one, whole. OSError when the disk refuses.
     """
     content = _canonical({"format": FORMAT, "config": config.to_json(), **state})
     # Through a file object, because torch writes a path's name into the file.
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        torch.save(content, file)
+        try:
+            torch.save(content, file)
+        except RuntimeError as fault:
+            # What PyTorch's writer says about its own end hides that the disk refused.
+            if isinstance(fault.__context__, OSError):
+                raise fault.__context__ from None
+            raise
 
 
 def _canonical(value: Any) -> Any:
