@@ -156,14 +156,17 @@ def test_row_scales_are_the_nearest_and_their_error_is_told(tmp_path: Path) -> N
 
 def test_nearest_ternary_is_the_best_of_all() -> None:
     random = np.random.default_rng(1)
-    weights = np.concatenate([random.normal(size=(4, 5)), random.choice([-2.0, 0.0, 0.5], (4, 5)), np.zeros((1, 5))])
-    weights = weights.astype(np.float32)
+    rows = [random.normal(size=(4, 5)), random.choice([-2.0, 0.0, 0.5], (4, 5)), np.zeros((1, 5))]
+    # Rows around the least scale, which as one far below it are nearest to nothing.
+    rows += [1e-5 * random.normal(size=(6, 5)), np.full((1, 5), 4e-6), np.full((1, 5), 6e-6)]
+    weights = np.concatenate(rows).astype(np.float32)
     t, scale = nearest_ternary(weights)
     signs = np.stack(np.meshgrid(*[[-1, 0, 1]] * 5), -1).reshape(-1, 5)
     for row, ours, size in zip(weights.astype(float), t, scale, strict=True):
-        best = np.maximum(signs @ row, 0) / np.maximum((signs**2).sum(1), 1)
+        best = np.maximum(signs @ row / np.maximum((signs**2).sum(1), 1), 1e-5)
         least = np.square(row - best[:, None] * signs).sum(1).min()
-        assert np.square(row - size * ours).sum() == pytest.approx(least, rel=1e-5, abs=1e-12)
+        assert np.square(row - size * ours).sum() == pytest.approx(least, rel=1e-5, abs=0)
+    assert (t[-2:, 0] == [0, 1]).all()
 
 
 def test_what_the_counters_of_a_layer_cannot_hold(tmp_path: Path) -> None:

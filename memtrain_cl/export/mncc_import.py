@@ -118,16 +118,18 @@ def _nearest(name: str, layer: MnccLayer, seed: int) -> tuple[LayerState, MnccNo
 
 
 def nearest_ternary(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """t int8 [rows, in] and scale float32 [rows] for which ||W - scale*t|| is smallest in each row; W float32.
+    """t int8 [rows, in] and scale float32 [rows] >= 1e-5 for which ||W - scale*t|| is smallest in each row; W float32.
 
-    With the k largest |w| of a row as +-1 the best scale is their mean m, and ||W||^2 - k m^2 is left: the best k is
-    where (sum of the k largest)^2 / k is greatest. A scale is at least 1e-5.
+    With the k largest |w| of a row as +-1 and their sum S the best scale is s = max(S/k, 1e-5), by which ||W||^2 falls
+    by s*(2S - k s): the best k is where that is greatest, and none where it is nowhere positive.
     """
     magnitude = np.abs(weights)
     falling = -np.sort(-magnitude, axis=1)
     sums = np.cumsum(falling, axis=1, dtype=np.float64)
-    kept = np.argmax(np.square(sums) / np.arange(1, weights.shape[1] + 1), axis=1)[:, None]
-    scale = np.take_along_axis(sums, kept, 1) / (kept + 1)
-    least = np.take_along_axis(falling, kept, 1)
-    t = np.where(magnitude >= least, np.sign(weights), 0).astype(np.int8)
-    return t, np.maximum(scale[:, 0], _SCALE_MIN).astype(np.float32)
+    k = np.arange(1, weights.shape[1] + 1)
+    scales = np.maximum(sums / k, _SCALE_MIN)
+    gains = scales * (2 * sums - k * scales)
+    best = np.argmax(gains, axis=1)[:, None]
+    scale, least, gain = (np.take_along_axis(values, best, 1) for values in (scales, falling, gains))
+    t = np.where((magnitude >= least) & (gain > 0), np.sign(weights), 0).astype(np.int8)
+    return t, scale[:, 0].astype(np.float32)
