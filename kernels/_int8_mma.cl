@@ -1,6 +1,6 @@
-// Tensor cores of compute capability 8.0 and above, by NVIDIA's inline PTX: a warp computes 64 x 64 of a block (_int8_copies.cl) as 4 x 8
-// products of m16n8k32. While a part of 32 elements of a stage is multiplied, the next one comes to registers. What a lane holds of a and b is what ldmatrix gives it; of the sums, rows lane/4 and lane/4 + 8, columns 2*(lane%4) and
-// the next, of each 16 x 8 block.
+// Tensor cores of compute capability 8.0 and above, by NVIDIA's inline PTX: a warp computes 64 x 64 of a block (_int8_copies.cl) as
+// 4 x 8 products of m16n8k32. While a part of 32 elements of a stage is multiplied, the next one comes to registers. What a lane holds
+// of a and b is what ldmatrix gives it; of the sums, rows lane/4 and lane/4 + 8, columns 2*(lane%4) and the next, of each 16 x 8 block.
 <%
 FOUR = range(4)
 EIGHT = range(8)

@@ -13,8 +13,8 @@
 //   "dot"     by cl_khr_integer_dot_product, four products a turn (GPU shape)
 //   "mma", "wgmma"   by NVIDIA's tensor cores, in inline assembly (_int8_mma.cl, _int8_wgmma.cl)
 //   "vnni"    by x86's instruction for it, in inline assembly (CPU shape, _int8_vnni.cl)
-// Between blocks of K the sums wait in `out` itself, as int (tensor cores hold them). a begins a0 elements into its buffer, b b0, row row0. The gate (int64 [4], a
-// layer's clock) ends everything at once where `gated` and gate[2], whether the step fires, is 0.
+// Between blocks of K the sums wait in `out` itself, as int (tensor cores hold them). a begins a0 elements into its buffer, b b0, row
+// row0. The gate (int64 [4], a layer's clock) ends everything at once where `gated` and gate[2], whether the step fires, is 0.
 //
 // Launched by memtrain_cl/ops/matmul_int8.py, add_chunk too. Constants: NAME (the one kernel to render), KIND, GPU (work-groups with
 // tiles in local memory) or not (a work-item beside panels), and the shape's own, below.

@@ -47,6 +47,12 @@ def test_distributed_tensors_are_refused(make: Any) -> None:
         make([shard])
 
 
+@each_optimizer
+def test_sparse_parameters_are_refused(make: Any) -> None:
+    with pytest.raises(TypeError, match=r"dense parameters, got one of layout torch\.sparse_coo"):
+        make([nn.Parameter(torch.eye(3).to_sparse())])
+
+
 @pytest.mark.parametrize("take", [compress_moment, fit_sorted_profile, detect_anomaly])
 def test_numbers_beyond_float32_are_refused(take: Any) -> None:
     x = torch.full((64,), 1e300, dtype=torch.float64)

@@ -51,10 +51,12 @@ def test_each_kind_of_broken_kernel_makes_its_row(copy_of_the_package: Path) -> 
         file.write("\n#error broken on purpose\n")
     with (package / "verify.py").open("a") as file:
         file.write('\n\nimport os\n\nCHECKS["unpack_codes"] = lambda case: os.abort()\n')
-    done = run_verify(copy_of_the_package, "--small", "--json", "--device", str(get_device().info.index))
+    # Those of the broken files, and one that is sound.
+    named = ("counter", "matmul", "matvec", "codec", "softmax")
+    done = run_verify(copy_of_the_package, "--small", "--json", "--device", str(get_device().info.index), *named)
     assert done.returncode == 1, done.stderr
     rows = {row["kernel"]: row for row in json.loads(done.stdout)}
-    assert list(rows) == [kernel for _, kernel in declared_kernels()]
+    assert list(rows) == [kernel for file, kernel in declared_kernels() if file in named]
     assert all(row.keys() >= KEYS for row in rows.values())
     # Sums of parts come after a product.
     broken = {"counter_update", "matmul", "sum_parts", "unpack_codes"}

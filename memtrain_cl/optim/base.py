@@ -71,19 +71,9 @@ class BackwardOptimizer(torch.optim.Optimizer, abc.ABC):
             group["params"] = [group["params"]]
         if "params" in group and not isinstance(group["params"], set):
             group["params"] = list(group["params"])
-            for item in group["params"]:
-                parameter = item[1] if isinstance(item, tuple) else item
-                if hasattr(parameter, "device_mesh"):
-                    raise TypeError(
-                        "expected parameters that lie on one device whole, got a DTensor, whose shards are not "
-                        "stepped: train with DistributedDataParallel, or one process a model"
-                    )
-                if isinstance(parameter, torch.Tensor) and parameter.dtype not in FLOATING:
-                    raise TypeError(
-                        f"expected parameters of {', '.join(map(str, FLOATING))}, got {parameter.dtype} "
-                        f"{list(parameter.shape)}"
-                    )
             given = [item[1] if isinstance(item, tuple) else item for item in group["params"]]
+            for parameter in given:
+                _require_steppable(parameter)
             _require_memory_of_their_own([*self._parameters(), *given])
         super().add_param_group(group)
         if self._backward is not None:
@@ -194,6 +184,24 @@ class BackwardOptimizer(torch.optim.Optimizer, abc.ABC):
         super().__setstate__({**state, "ops": importlib.import_module(state["ops"])} if copied else state)
         if copied:
             self._attach()
+
+
+def _require_steppable(parameter: Any) -> None:
+    """TypeError for a tensor that is spread over devices, sparse, or of a dtype that steps do not take; torch looks at
+    what is no tensor.
+    """
+    if hasattr(parameter, "device_mesh"):
+        raise TypeError(
+            "expected parameters that lie on one device whole, got a DTensor, whose shards are not stepped: "
+            "train with DistributedDataParallel, or one process a model"
+        )
+    if not isinstance(parameter, torch.Tensor):
+        return
+    if parameter.layout is not torch.strided:
+        raise TypeError(f"expected dense parameters, got one of layout {parameter.layout}")
+    if parameter.dtype not in FLOATING:
+        expected = ", ".join(map(str, FLOATING))
+        raise TypeError(f"expected parameters of {expected}, got {parameter.dtype} {list(parameter.shape)}")
 
 
 def _require_memory_of_their_own(parameters: Sequence[Any]) -> None:
