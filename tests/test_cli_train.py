@@ -230,6 +230,19 @@ def test_a_description_that_the_tensors_do_not_bear_out_is_refused(
         assert_one_sentence(code, error, "forged.safetensors: ", "expected")
 
 
+def test_the_feed_forward_part_has_the_width_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: Path
+) -> None:
+    from memtrain_cl.export.packed import read_engine
+
+    out = tmp_path / "run"
+    flags = ("--linear", "dense", "--hidden", 20, "--out", out, "--quiet")
+    assert run_cli(capsys, "train", "--text", text, *TINY, "--steps", 1, *flags)[0] == 0
+    assert read_engine(out / "model.safetensors").tensors["model.layers.0.mlp.up_proj.weight"].shape[0] == 20
+    code, _, error = run_cli(capsys, "train", "--text", text, *TINY, "--hidden", 21, "--out", tmp_path / "other")
+    assert_one_sentence(code, error, "expected hidden divisible by 4")
+
+
 def test_ctrl_c_finishes_the_step_saves_and_tells_how_to_go_on(tmp_path: Path, text: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "memtrain_cl.cli", "train", "--text", str(text), *TINY, "--linear", "dense"]

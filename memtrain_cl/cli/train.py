@@ -50,6 +50,9 @@ def train(
     layers: Annotated[int, typer.Option(help="Blocks of the model.")] = 4,
     dim: Annotated[int, typer.Option(help="Width of the model.")] = 256,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
+    hidden: Annotated[
+        int, typer.Option(help="Width of the feed-forward part.", show_default="8/3 of --dim, in whole 32s")
+    ] = 0,
     seq: Annotated[int, typer.Option(help="Bytes of context.")] = 128,
     batch: Annotated[int, typer.Option(help="Sequences a step.")] = 4,
     lr: Annotated[float, typer.Option(help="Peak rate of AdamW.")] = 2e-3,
@@ -99,6 +102,7 @@ def train(
         "layers": layers,
         "dim": dim,
         "heads": heads,
+        "hidden": hidden,
         "seq": seq,
         "batch": batch,
         "lr": lr,
