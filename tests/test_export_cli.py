@@ -242,6 +242,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(model: Path, capsys: pytest.C
     cut.write_bytes(model.read_bytes()[:-1])
     write_engine(folder / "none.safetensors", {}, {"x": np.zeros(1)}, {})
     write_mt(folder / "state.mt", np.full(3, 255, np.uint8))
+    write_motifcl(folder / "layers", {"a": golden_layer()})
+    row = torch.ones(2, 1)
+    torch.save({"a.state": torch.tensor(GOLDEN["codes"], dtype=torch.uint8), "a.scale": row}, folder / "c.pt")
     (folder / "empty").mkdir()
     before = sorted(path.name for path in folder.iterdir())
     new = ["--out", str(folder / "new")]
@@ -255,6 +258,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2(model: Path, capsys: pytest.C
         (["inspect", str(model), "--C", "x"], "expected --C as N or PATTERN=N, got 'x'"),
         (["inspect", str(folder / "state.mt"), "--C", "11"], "codes below 63"),
         (["inspect", str(folder / "state.mt"), "--C", "12"], "1..11"),
+        # A misspelled name would leave a layer with another C.
+        (["inspect", str(folder / "state.mt"), "--C", "b=11"], "expected C by patterns that match a layer, got 'b'"),
+        (["inspect", str(folder / "layers"), "--C", "11", "--C", "b*=2"], "got 'b*', which matches none"),
+        (["inspect", str(folder / "c.pt"), "--in-features", "b=8"], "expected in_features by patterns"),
+        (["import", str(folder / "layers"), "--from", "motifcl", "--C", "11", "--C", "b=2", *new], "got 'b', which"),
+        (["import", str(folder / "c.pt"), "--from", "checkpoint", "--C", "11", "--C", "b=2", *new], "got 'b', which"),
         (["export", str(cut), *out], "cut.safetensors: tensor compact.state: data_offsets: expected"),
         (["export", str(folder / "missing"), *out], "missing"),
         (["export", str(folder / "none.safetensors"), *out], "without any"),

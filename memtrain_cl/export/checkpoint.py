@@ -24,7 +24,7 @@ from memtrain_cl.export.container import Tensor
 from memtrain_cl.export.hostile import corrupt, printable
 from memtrain_cl.export.layout import layer_fault, tensor_name
 from memtrain_cl.export.packed import EngineFile, to_tensor
-from memtrain_cl.export.per_layer import PerLayer, seeds, value_for
+from memtrain_cl.export.per_layer import PerLayer, require_matches, seeds, value_for
 from memtrain_cl.export.torch_archive import load_archive
 from memtrain_cl.formats import DECIMATION_PERIODS, LayerState, check_c, code_count
 
@@ -62,8 +62,8 @@ def read_checkpoint(
     of it where the file has none; its step is 0 then.
 
     CorruptFile for a damaged file and for codes that C does not have; ValueError where C is said nowhere or twice
-    differently, a state may mean two in_features and none is given, or the layers do not fit an engine file (C <= 11,
-    columns in fours) or the model. OSError when there is no file.
+    differently, a pattern matches no layer, a state may mean two in_features and none is given, or the layers do not
+    fit an engine file (C <= 11, columns in fours) or the model. OSError when there is no file.
     """
     file = open_checkpoint(path)
     where = printable(os.fspath(path))
@@ -73,6 +73,8 @@ def read_checkpoint(
         )
     if not file.layers:
         raise ValueError(f"expected counter layers in {where}, got a checkpoint without any")
+    for what, wanted in (("C", C), ("in_features", in_features)):
+        require_matches(wanted, file.layers, what)
     _require_memory(file)
     modules = _modules(model, file.layers)
     of_layer = seeds(file.layers, seed)

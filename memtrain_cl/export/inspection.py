@@ -23,7 +23,7 @@ from memtrain_cl.export.layout import rows_of, tensor_name
 from memtrain_cl.export.motifcl import MAGIC_1, MAGIC_2, layer_names, read_motifcl, read_mt
 from memtrain_cl.export.npz import read_npz
 from memtrain_cl.export.packed import EngineReader
-from memtrain_cl.export.per_layer import PerLayer, value_for
+from memtrain_cl.export.per_layer import PerLayer, require_matches, value_for
 from memtrain_cl.export.summary import (
     UNKNOWN,
     FileSummary,
@@ -52,8 +52,8 @@ def summarize(
     checking all of it.
 
     C: of MotifCL states and of checkpoints, which do not say it; in_features: of checkpoints (see `per_layer`).
-    CorruptFile for a fault in the file, ValueError for a C out of range and for either out of place, OSError when there
-    is no file.
+    CorruptFile for a fault in the file, ValueError for a C out of range, for either out of place and for a pattern that
+    matches no layer, OSError when there is no file.
     """
     path = Path(path)
     if path.is_dir() and layer_names(path):
@@ -111,6 +111,7 @@ def _summarize_mt(path: Path, size: int, kind: str, wanted: PerLayer | None) -> 
     array = read_mt(path)
     name = path.name.removesuffix(".mt")
     layer = name.removesuffix("_state")
+    require_matches(wanted, [layer], "C")
     C = value_for(layer, wanted)
     layers = []
     is_state = array.dtype == np.uint8 and array.size % 3 == 0
@@ -132,7 +133,9 @@ def _summarize_mt(path: Path, size: int, kind: str, wanted: PerLayer | None) -> 
 
 def _summarize_folder(folder: Path, C: PerLayer | None) -> FileSummary:
     layers, tensors, size = [], [], 0
-    for name in sorted(layer_names(folder), key=natural):
+    names = sorted(layer_names(folder), key=natural)
+    require_matches(C, names, "C")
+    for name in names:
         radix = value_for(name, C)
         # Every radix that packs is checked by the largest.
         layer = read_motifcl(folder, name, C_MAX_PACKED if radix is None else radix)
@@ -213,6 +216,8 @@ def _summarize_checkpoint(path: Path, size: int, C: PerLayer | None, in_features
     from memtrain_cl.export.checkpoint import open_checkpoint
 
     file = open_checkpoint(path)
+    for what, wanted in (("C", C), ("in_features", in_features)):
+        require_matches(wanted, file.layers, what)
     layers = [
         _layer_of_checkpoint(file, name, value_for(name, C), value_for(name, in_features))
         for name in sorted(file.layers, key=natural)

@@ -22,7 +22,7 @@ from memtrain_cl.export.atomic import atomic_folder, atomic_path
 from memtrain_cl.export.hostile import MAX_DIMS, corrupt, element_count, open_regular, read_array, read_exactly
 from memtrain_cl.export.layout import layer_fault
 from memtrain_cl.export.packed import layer_tensors
-from memtrain_cl.export.per_layer import PerLayer, seeds, value_for
+from memtrain_cl.export.per_layer import PerLayer, require_matches, seeds, value_for
 from memtrain_cl.formats import LayerState, check_c, packed_row_bytes
 
 MAGIC_1, MAGIC_2 = b"MCLTEN1\0", b"MCLTEN2\0"
@@ -130,11 +130,12 @@ def layer_names(folder: Path) -> list[str]:
 def read_motifcl_folder(folder: Path, C: PerLayer | None, *, seed: int = 0) -> dict[str, LayerState]:
     """Every layer of a folder, by name: each file ``<name>_state.mt`` is one's. Other files are left alone.
 
-    C: for all layers, or by pattern of their names (see `per_layer`); ValueError where it is said of none or another
-    range. Each layer gets a seed of its own out of `seed`. Errors as in read_motifcl, and CorruptFile for rows without
-    a state.
+    C: for all layers, or by pattern of their names (see `per_layer`); ValueError where it is said of none, of another
+    range, or by a pattern of no layer. Each layer gets a seed of its own out of `seed`. Errors as in read_motifcl, and
+    CorruptFile for rows without a state.
     """
     names = layer_names(folder)
+    require_matches(C, names, "C")
     for path in sorted(folder.iterdir()):
         layer = re.sub(r"_(scale|v)\.mt$", "", path.name)
         if layer != path.name and layer not in names:

@@ -19,6 +19,17 @@ def value_for(layer: str, wanted: PerLayer | None) -> int | None:
     return matching[-1] if matching else None
 
 
+def require_matches(wanted: PerLayer | None, layers: Iterable[str], what: str) -> None:
+    """ValueError for a pattern that matches none of the layers, where there are any: what it says would go unheard.
+
+    what: of which the values are, such as "C".
+    """
+    names = list(layers)
+    for pattern in wanted if isinstance(wanted, Mapping) else ():
+        if names and not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"expected {what} by patterns that match a layer, got {pattern!r}, which matches none")
+
+
 def seeds(layers: Iterable[str], seed: int) -> dict[str, int]:
     """A seed for each layer, uint32, out of one number: layers with one seed would round their counters alike.
 
