@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memtrain_cl.cli.generate import _write
 from memtrain_cl.device import Device
 from memtrain_cl.engine import Engine
 from memtrain_cl.engine.context import rotary_angles
@@ -239,6 +240,14 @@ def test_the_kind_of_products_in_training_is_no_matter(device: Device, file: Pat
     logits = Engine.load(file).logits(b"abc")
     rewritten(file, model={"counter_compute": "int8"})
     assert np.array_equal(Engine.load(file).logits(b"abc"), logits)
+
+
+def test_a_terminal_is_shown_text_that_does_not_command_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _write([b"a\xc3", b"\xa9\x1b[2J", b"\n\t", b"\xff", b"\xe2\x82"])
+    assert capsys.readouterr().out == "a\u00e9\ufffd[2J\n\t\ufffd\ufffd\n"
 
 
 _WITHOUT_TORCH = """
