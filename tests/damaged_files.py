@@ -137,6 +137,15 @@ def _check_optimizer(state: dict[str, Any], _: bytes) -> None:
     assert state["param_groups"][0]["lr"] == 0.1
 
 
+def _check_checkpoint(found: tuple[Any, dict[str, Any]], data: bytes) -> None:
+    """A whole configuration, and tensors that the file had room for."""
+    config, state = found
+    assert type(config).from_json(state["config"]) == config
+    assert state["step"] >= 0
+    tensors = [value for value in state["model"].values() if isinstance(value, torch.Tensor)]
+    assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) <= len(data)
+
+
 KINDS = {
     "engine": Kind(lambda path: write_engine(path, *small_model()), read_engine, assert_unchanged),
     "mapped engine": Kind(
@@ -156,7 +165,7 @@ KINDS = {
         lambda engine, data: _check_layers(dict(engine.layers), data),
         (CorruptFile, ValueError),
     ),
-    "training checkpoint": Kind(_write_checkpoint, load_checkpoint, lambda found, _: None),
+    "training checkpoint": Kind(_write_checkpoint, load_checkpoint, _check_checkpoint),
     "optimizer": Kind(_write_optimizer, read_optimizer, _check_optimizer),
 }
 

@@ -57,6 +57,8 @@ def load_archive(path: Path) -> Any:
     try:
         # Not mapped: the file may be replaced while its tensors are still in use.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=False)
+    except (MemoryError, OSError):
+        raise
     except Exception as fault:  # what PyTorch raises for a damaged file depends on where the damage is
         raise corrupt(path, PICKLE, "what torch.load(weights_only=True) takes", str(fault)) from fault
 
