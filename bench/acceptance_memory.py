@@ -47,6 +47,7 @@ def compare_settings(linear: str) -> dict[str, Any]:
         "auto": auto.bill.peak <= auto.limit,
     }
     rows = {kept: asdict(setting) for kept, setting in found.items()}
+    print(f"{linear}: times of a full step {ratios}, forecasts off by {off}, {fine}", flush=True)
     return {"settings": rows, "times_full": ratios, "forecast_off": off, "fine": fine, "ok": all(fine.values())}
 
 

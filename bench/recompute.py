@@ -50,14 +50,15 @@ def settings(place: str, linear: str = "counter", turns: int = 3) -> dict[str, S
     configs["auto"] = replace(base, activations="auto", memory_limit=limit / MIB)
     # A third step decides, and a fourth is measured.
     bills["auto"] = measure(configs["auto"], place, steps=3)
-    trainers = {kept: Trainer(config, random_corpus(config.model.seq), None, place) for kept, config in configs.items()}
-    times: dict[str, list[float]] = {kept: [] for kept in trainers}
-    for trainer in trainers.values():
-        # Alone, since "auto" measures the device's memory meanwhile.
+    trainers: dict[str, Trainer] = {}
+    # The chosen one first: its limit is for a device that holds it alone, also while it measures and decides.
+    for kept in ("auto", *(kept for kept in configs if kept != "auto")):
+        config = configs[kept]
+        trainers[kept] = trainer = Trainer(config, random_corpus(config.model.seq), None, place)
         for _ in range(3):
             trainer.train_step()
-        # The limit was for a device that holds one of these, not all.
         trainer.keeping.release()
+    times: dict[str, list[float]] = {kept: [] for kept in trainers}
     for _ in range(turns):
         for kept, trainer in trainers.items():
             seconds, _ = seconds_of(trainer.train_step, trainer.device)
