@@ -74,10 +74,10 @@ PLATFORMS = (
         "PoCL 3.0 (pip)",
         r"PoCL 3\.0-rc2 ",
         "pip: pocl-binary-distribution",
-        "device and not once and not other_shape",
+        "device and kernels and not other_shape",
     ),
     Platform("PoCL (apt)", r"PoCL (?!3\.0-rc2 )", "apt: pocl-opencl-icd"),
-    Platform("rusticl (apt)", r"^rusticl \|", "apt: mesa-opencl-icd"),
+    Platform("rusticl (apt)", r"^rusticl \|", "apt: mesa-opencl-icd", "device and kernels"),
 )
 
 

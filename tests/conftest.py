@@ -31,6 +31,9 @@ ONCE = {
     *("test_lm_files.py", "test_moments.py", "test_nn_reversible.py", "test_recompute.py", "test_recompute_policy.py"),
 }
 
+#: Files that put every kernel, and what builds and launches kernels, to the test: a brief run repeats these everywhere.
+KERNELS = {"test_cases.py", "test_engine.py", "test_exact.py", "test_golden_counter.py", "test_program.py"}
+
 
 def wanted_devices() -> list[DeviceInfo]:
     """The device that is used when none is named: the best one, or that of MEMTRAIN_CL_DEVICE.
@@ -76,6 +79,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("device")
         if item.path.name in ONCE:
             item.add_marker("once")
+        if item.path.name in KERNELS:
+            item.add_marker("kernels")
         if (
             isinstance(item, pytest.Function)
             and hasattr(item, "callspec")
