@@ -64,12 +64,12 @@ class Platform:
     title: str
     pattern: str
     source: str
-    briefly: str = "device and not once"
+    briefly: str = "device and kernels"
 
 
 PLATFORMS = (
     Platform("Intel CPU runtime (pip)", r"^Intel\(R\) OpenCL \|", "pip: intel-opencl-rt, intel-cmplr-lib-rt", "device"),
-    # It takes minutes to compile what GPUs run; the other PoCL, of the same compiler, does so in a third of them.
+    # It takes up to a minute to compile a kernel of those that GPUs run; briefly the other PoCL stands for it there.
     Platform(
         "PoCL 3.0 (pip)",
         r"PoCL 3\.0-rc2 ",
@@ -77,7 +77,7 @@ PLATFORMS = (
         "device and kernels and not other_shape",
     ),
     Platform("PoCL (apt)", r"PoCL (?!3\.0-rc2 )", "apt: pocl-opencl-icd"),
-    Platform("rusticl (apt)", r"^rusticl \|", "apt: mesa-opencl-icd", "device and kernels"),
+    Platform("rusticl (apt)", r"^rusticl \|", "apt: mesa-opencl-icd"),
 )
 
 

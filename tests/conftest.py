@@ -15,22 +15,6 @@ from memtrain_cl.probe import note_short_loops
 from memtrain_cl.tuning import groups_share_rows
 from memtrain_cl.verify import shapes_of
 
-#: Files of tests about what Python does with kernels that other files test: of layers, of state that is saved and
-#: loaded, of moves, of whole trainings, and torch's own samples of operations. `make platforms ARGS=--brief` leaves
-#: them out.
-ONCE = {
-    *("test_automagic_use.py", "test_bridge.py", "test_cli_train.py", "test_compressed_adam.py"),
-    *("test_compressed_adam_state.py", "test_counter_inputs.py", "test_counter_layer_state.py"),
-    *("test_counter_modes_inputs.py", "test_dlpack.py", "test_export_modules.py", "test_fused_backward.py"),
-    *("test_hostile_inputs.py", "test_lm_model.py", "test_lm_run.py", "test_memory.py", "test_nn_accumulate.py"),
-    *("test_nn_checkpoint.py", "test_nn_convert.py", "test_nn_distributed.py", "test_nn_options.py"),
-    *("test_nn_saving.py", "test_operand.py", "test_recipes.py", "test_saved_activations.py", "test_saved_fp8.py"),
-    *("test_torch_fused_optimizers.py", "test_torch_memory.py", "test_torch_models.py", "test_torch_moves.py"),
-    *("test_torch_ops.py", "test_torch_state.py", "test_torch_training.py", "test_torch_types.py"),
-    *("test_torch_views.py", "test_budget.py", "test_cli_budget.py", "test_lm_keeping.py", "test_lora_example.py"),
-    *("test_lm_files.py", "test_moments.py", "test_nn_reversible.py", "test_recompute.py", "test_recompute_policy.py"),
-}
-
 #: Files that put every kernel, and what builds and launches kernels, to the test: a brief run repeats these everywhere.
 KERNELS = {"test_cases.py", "test_engine.py", "test_exact.py", "test_golden_counter.py", "test_program.py"}
 
@@ -77,8 +61,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "device" in getattr(item, "fixturenames", ()):
             item.add_marker("device")
-        if item.path.name in ONCE:
-            item.add_marker("once")
         if item.path.name in KERNELS:
             item.add_marker("kernels")
         if (

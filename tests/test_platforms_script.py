@@ -13,7 +13,7 @@ import pytest
 from memtrain_cl.cases import declared_kernels
 from scripts import platforms
 from scripts.platforms import Outcome, find_reports
-from tests.conftest import KERNELS, ONCE
+from tests.conftest import KERNELS
 
 REPORTS = [
     "Invalid read of size 4 at global memory address 0x1000000000020",
@@ -75,10 +75,10 @@ def test_what_make_test_ran_on_is_not_run_again(monkeypatch: pytest.MonkeyPatch)
 def test_a_brief_run_leaves_out_what_is_no_test_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = stub_runs(monkeypatch, LABELS)
     assert platforms.main(["--no-install", "--require-all", "--brief"]) == 0
-    brief = ["device and kernels and not other_shape", "device and not once", "device and kernels"]
-    assert [marker for _, marker in runs] == ["device", *brief, "platforms"]
+    kernels = "device and kernels"
+    assert [marker for _, marker in runs] == ["device", f"{kernels} and not other_shape", kernels, kernels, "platforms"]
     folder = platforms.ROOT / "tests"
-    assert {name for name in ONCE | KERNELS if not (folder / name).is_file()} == set()
+    assert {name for name in KERNELS if not (folder / name).is_file()} == set()
 
 
 def test_a_failing_platform_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
