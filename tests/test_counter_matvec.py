@@ -18,7 +18,6 @@ MAGIC = 3 * 2**22
 _DECODER = re.compile(r"ternary_(\d+)\(const uint word\) {[^}]*word & 0x(\w+)u\);\s*return ([^;]*);")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("fused", [0, 1])
 @pytest.mark.parametrize("C", range(1, 12))
 def test_every_code_is_decoded_at_every_place_of_a_word(C: int, fused: int) -> None:
