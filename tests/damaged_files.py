@@ -9,7 +9,6 @@ import io
 import json
 import struct
 import tempfile
-import tracemalloc
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +30,15 @@ from memtrain_cl.export.packed import EngineFile, read_engine, write_engine
 from memtrain_cl.formats import LayerState
 from memtrain_cl.lm.checkpoint import load_checkpoint, save_checkpoint
 from memtrain_cl.lm.config import TrainConfig
-from tests.export_cases import GOLDEN, assert_same_layer, assert_same_tensor, golden_layer, random_layer, small_model
+from tests.export_cases import (
+    GOLDEN,
+    assert_same_layer,
+    assert_same_tensor,
+    golden_layer,
+    less_memory_than,
+    random_layer,
+    small_model,
+)
 
 #: Numbers that sizes and offsets are replaced by.
 NUMBERS = (0, 1, 2, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
@@ -238,16 +245,12 @@ def judge(kind: str, data: bytes) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "damaged"
         path.write_bytes(data)
-        tracemalloc.start()
-        try:
-            found = KINDS[kind].read(path)
-        except KINDS[kind].refused as fault:
-            assert_sentence(fault, path)
-            return False
-        finally:
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            assert peak < 2_000_000 + 40 * len(data)
+        with less_memory_than(2_000_000 + 40 * len(data)):
+            try:
+                found = KINDS[kind].read(path)
+            except KINDS[kind].refused as fault:
+                assert_sentence(fault, path)
+                return False
         KINDS[kind].check(found, data)
         return True
 

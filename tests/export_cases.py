@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,18 @@ from memtrain_cl.export.container import RawTensor, Tensor
 from memtrain_cl.formats import LayerState, code_count
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "files.json").read_text())
+
+
+@contextmanager
+def less_memory_than(most: int) -> Iterator[None]:
+    """AssertionError when what runs within allocates so many bytes at a time, however it ends."""
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < most
 
 
 def pack(codes: np.ndarray) -> np.ndarray:

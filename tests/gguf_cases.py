@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import tempfile
-import tracemalloc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from memtrain_cl.export.llama import LlamaShape
 from memtrain_cl.export.packed import EngineFile
 from memtrain_cl.formats import LayerState
 from memtrain_cl.lm.config import ModelConfig
-from tests.export_cases import random_layer
+from tests.export_cases import less_memory_than, random_layer
 
 
 def model_file(linear: str = "counter", **shape: int) -> EngineFile:
@@ -162,17 +161,11 @@ def corrupted(whole: bytes, data: st.DataObject) -> bytes:
 
 def judge(broken: bytes) -> bool:
     """Whether the file loads: then with the declared shapes, and else it is refused by name; little is allocated."""
-    tracemalloc.start()
-    try:
-        read_bytes(broken)
-        loads = True
-    except CorruptFile:
-        loads = False
-    except ValueError as fault:  # a type that holds no floating numbers, and says so
-        assert "expected a type of floating numbers" in str(fault)  # noqa: PT017
-        loads = True
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak < 2_000_000 + 40 * len(broken)
-    return loads
+    with less_memory_than(2_000_000 + 40 * len(broken)):
+        try:
+            read_bytes(broken)
+        except CorruptFile:
+            return False
+        except ValueError as fault:  # a type that holds no floating numbers, and says so
+            assert "expected a type of floating numbers" in str(fault)  # noqa: PT017
+    return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from memtrain_cl.errors import CorruptFile
 from memtrain_cl.export.gguf import read_gguf, write_gguf
+from tests.export_cases import less_memory_than
 from tests.gguf_cases import corrupted, gguf_bytes, judge, model_file, read_all, read_bytes, small, text
 
 _U32 = (4, struct.pack("<I", 7))
@@ -138,13 +138,8 @@ def one_tensor(name: str = "x", dims: tuple[int, ...] = (4,), kind: int = 0, dat
     ],
 )
 def test_faults_are_named(data: bytes, message: str) -> None:
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptFile, match=message):
-            read_bytes(data)
-        assert tracemalloc.get_traced_memory()[1] < 4_000_000
-    finally:
-        tracemalloc.stop()
+    with less_memory_than(4_000_000), pytest.raises(CorruptFile, match=message):
+        read_bytes(data)
 
 
 def test_a_file_that_shrinks_after_it_was_opened(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import tempfile
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from memtrain_cl.errors import CorruptFile
 from memtrain_cl.export.motifcl import read_mt
 from memtrain_cl.export.packed import EngineFile, read_engine, write_engine
 from tests.damaged_files import assert_sentence, assert_unchanged
-from tests.export_cases import small_model
+from tests.export_cases import less_memory_than, small_model
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +97,8 @@ META = {"memtrain_cl": json.dumps({"format": 1, "created_by": "x", "model": {}, 
     ],
 )
 def test_container_faults_are_named(data: bytes, message: str) -> None:
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptFile, match=message):
-            read_bytes(data)
-        assert tracemalloc.get_traced_memory()[1] < 4_000_000
-    finally:
-        tracemalloc.stop()
+    with less_memory_than(4_000_000), pytest.raises(CorruptFile, match=message):
+        read_bytes(data)
 
 
 def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:

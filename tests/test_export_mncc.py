@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from memtrain_cl.errors import CorruptFile
 from memtrain_cl.export.mncc import read_mncc, write_mncc
 from memtrain_cl.export.mncc_import import import_mncc, nearest_ternary
-from tests.export_cases import GOLDEN, golden_layer, pack, random_layer
+from tests.export_cases import GOLDEN, golden_layer, less_memory_than, pack, random_layer
 
 
 def by_hand(
@@ -224,13 +223,8 @@ def test_what_the_counters_of_a_layer_cannot_hold(tmp_path: Path) -> None:
 def test_faults_are_named(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "a.mncc"
     path.write_bytes(data)
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptFile, match=message) as caught:
-            read_mncc(path)
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
-    finally:
-        tracemalloc.stop()
+    with less_memory_than(1_000_000), pytest.raises(CorruptFile, match=message) as caught:
+        read_mncc(path)
     assert str(caught.value).startswith(f"{path}: ")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from memtrain_cl.export.motifcl import (
     write_motifcl,
     write_mt,
 )
-from tests.export_cases import GOLDEN, golden_layer, random_layer
+from tests.export_cases import GOLDEN, golden_layer, less_memory_than, random_layer
 
 
 def golden_arrays() -> dict[str, np.ndarray]:
@@ -121,13 +120,8 @@ def test_version_1_and_other_shapes(tmp_path: Path) -> None:
 def test_hostile_headers_are_named(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "a.mt"
     path.write_bytes(data)
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptFile, match=message) as caught:
-            read_mt(path)
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
-    finally:
-        tracemalloc.stop()
+    with less_memory_than(1_000_000), pytest.raises(CorruptFile, match=message) as caught:
+        read_mt(path)
     assert str(path) in str(caught.value)
 
 

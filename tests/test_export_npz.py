@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from memtrain_cl.errors import CorruptFile
 from memtrain_cl.export.npz import read_npz, write_npz
 from memtrain_cl.formats import LayerState
-from tests.export_cases import GOLDEN, golden_layer, random_layer
+from tests.export_cases import GOLDEN, golden_layer, less_memory_than, random_layer
 
 Parts = dict[str, bytes]
 
@@ -149,13 +148,8 @@ def test_missing_members_are_named(tmp_path: Path, missing: str) -> None:
 
 
 def refused(path: Path, message: str) -> None:
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptFile, match=message) as caught:
-            read_npz(path)
-        assert tracemalloc.get_traced_memory()[1] < 2_000_000
-    finally:
-        tracemalloc.stop()
+    with less_memory_than(2_000_000), pytest.raises(CorruptFile, match=message) as caught:
+        read_npz(path)
     assert str(caught.value).startswith(f"{path}: ")
 
 
