@@ -67,6 +67,15 @@ inline void columns_to_runs(float *own, __local float *block, uint i) {
 }
 % endif
 
+<%def name="last_turns()">
+% if ROT > 64:
+    rotate_far(own);
+% endif
+% if ROT > 1:
+    #pragma unroll
+    for (uint k = 0; k < 16; k++) own[k] *= ${1 / ROOT}f;
+% endif
+</%def>
 <%def name="rotation_to_columns()">
 % if ROT > 1:
     rotate_near(own);
@@ -80,13 +89,7 @@ inline void columns_to_runs(float *own, __local float *block, uint i) {
     runs_to_columns(own, block, i);
     rotate_near(own);
 % endif
-% if ROT > 64:
-    rotate_far(own);
-% endif
-% if ROT > 1:
-    #pragma unroll
-    for (uint k = 0; k < 16; k++) own[k] *= ${1 / ROOT}f;
-% endif
+${last_turns()}
 </%def>
 inline void whole_rotation(float *own, __local float *exchanged, uint lid) {
     ${rotation_to_columns()}
@@ -133,13 +136,7 @@ inline void rotate_spread(float *own, __local float *exchanged, uint lid) {
     vstore4(outer[${17 * m}], ${m}, own);
 % endfor
 % endif
-% if ROT > 64:
-    rotate_far(own);
-% endif
-% if ROT > 1:
-    #pragma unroll
-    for (uint k = 0; k < 16; k++) own[k] *= ${1 / ROOT}f;
-% endif
+${last_turns()}
 }
 % else:
 % if ROT > 1:

@@ -29,8 +29,9 @@ _ROW_COST, _COLUMN_COST = 10.0, 20.0
 #: Bytes that tensor cores take at a time: rows begin on them. Elements of a stage, and rows of blocks in a band.
 CHUNK = 16
 _STAGE_DEPTH, _BAND = 128, 8
-#: Warps of a group, down and across, with 64 x 64 of a block each; the first is the only one of "wgmma". Stages.
+#: Warps of a group, down and across, with 64 x 64 of a block each; "wgmma" has the first alone.
 _WARPS = ((2, 4), (2, 2), (1, 2))
+#: Stages in local memory, by kind.
 _STAGES: Mapping[str, int] = {"mma": 3, "wgmma": 4}
 
 #: The template's constants of a shape, all of them, where they have no meaning.

@@ -30,7 +30,8 @@ def kinds_of(device: Device) -> list[Device]:
     kinds = [device]
     if groups_share_rows(info) and info.tensor_cores:
         # Few compute units, because only results of more blocks than that have large blocks.
-        kinds += [device.with_capabilities(tensor_cores=cores, compute_units=1) for cores in {info.tensor_cores, "mma"}]
+        ways = dict.fromkeys((info.tensor_cores, "mma"))
+        kinds += [device.with_capabilities(tensor_cores=cores, compute_units=1) for cores in ways]
     if info.integer_dot or info.tensor_cores if groups_share_rows(info) else info.inline_vnni:
         kinds.append(device.with_capabilities(**PORTABLE))
     return kinds
