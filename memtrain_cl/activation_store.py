@@ -157,13 +157,5 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def unpack(saved: Kept | Use) -> torch.Tensor:
-    """The tensor again; on "opencl" an error is carried out of the engine as a fault."""
-    try:
-        return saved.restore()
-    except Exception as error:  # see torch_device/engine.py
-        tensor = saved.tensor if isinstance(saved, Kept) else saved.stored.codes
-        if operand_of(tensor) is None:
-            raise
-        from memtrain_cl.torch_device.engine import carry
-
-        return carry(error)  # type: ignore[no-any-return]
+    """The tensor again."""
+    return saved.restore()

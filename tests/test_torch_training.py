@@ -266,16 +266,81 @@ FAULTS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }
 
 
+def _in_function(x: torch.Tensor, fail: Callable[[], Any]) -> torch.Tensor:
+    return twice(x, fail)
+
+
+def _in_hook(x: torch.Tensor, fail: Callable[[], Any]) -> torch.Tensor:
+    y = x * 2
+    y.register_hook(lambda grad: fail())
+    return y
+
+
+def _in_hook_after(x: torch.Tensor, fail: Callable[[], Any]) -> torch.Tensor:
+    x.register_post_accumulate_grad_hook(lambda x: fail())
+    return x * 2
+
+
+def _in_hook_of_a_module(x: torch.Tensor, fail: Callable[[], Any]) -> torch.Tensor:
+    module = nn.Tanh()
+    module.register_full_backward_hook(lambda *args: fail())
+    return torch.as_tensor(module(x))
+
+
+def _while_unpacking(x: torch.Tensor, fail: Callable[[], Any]) -> torch.Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: fail()):
+        return x * x
+
+
+def _while_recomputing(x: torch.Tensor, fail: Callable[[], Any], reentrant: bool = False) -> torch.Tensor:
+    turns = iter((lambda: None, fail))
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        next(turns)()
+        return (x * x).sin()
+
+    return torch.as_tensor(checkpoint(part, x, use_reentrant=reentrant))
+
+
+def _in_a_backward_within(x: torch.Tensor, fail: Callable[[], Any]) -> torch.Tensor:
+    return _while_recomputing(x, fail, reentrant=True)
+
+
+WAYS_OUT = (
+    _in_function,
+    _in_hook,
+    _in_hook_after,
+    _in_hook_of_a_module,
+    _while_unpacking,
+    _while_recomputing,
+    _in_a_backward_within,
+)
+
+
+@pytest.mark.parametrize("way", WAYS_OUT, ids=lambda way: way.__name__.lstrip("_"))
 @pytest.mark.parametrize("name", FAULTS)
-def test_an_error_in_a_backward_arrives_as_itself(name: str) -> None:
+def test_an_error_in_a_backward_arrives_as_itself(name: str, way: Callable[..., torch.Tensor]) -> None:
     fail, kind, text = FAULTS[name]
     x = torch.ones(2, 2, device=HOME, requires_grad=True)
     with memtrain_cl.strict(), pytest.raises(kind, match=text):
-        twice(x, fail).sum().backward()
-    x.grad = None
+        way(x, fail).sum().backward()
+    x = x.detach().requires_grad_()
     (x * 3).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_an_error_can_be_caught_inside_a_backward() -> None:
+    def need_less() -> torch.Tensor:
+        try:
+            return torch.empty(1 << 50, device=HOME)
+        except torch.OutOfMemoryError:
+            return torch.full((2,), 5.0, device=HOME)
+
+    x = torch.ones(2, device=HOME, requires_grad=True)
+    twice(x, need_less).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [5.0, 5.0]
 
 
 def test_a_changed_saved_tensor_is_noticed() -> None:

@@ -36,7 +36,8 @@ def register() -> None:
     if taken not in ("privateuseone", NAME):
         _refusal = f"torch has room for one device of others, and this process gave it to {taken!r}"
         return
-    setup(NAME, backend_module=import_module("memtrain_cl.torch_device.module"))
+    guard = import_module("memtrain_cl.torch_device.engine").Guard()
+    setup(NAME, backend_module=import_module("memtrain_cl.torch_device.module"), device_guard=guard)
     others = torch.library.Library("_", "IMPL")
     others.fallback(_without_tensors, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
@@ -80,10 +81,7 @@ class _Factory:
         from memtrain_cl.torch_device.registry import resolve
 
         name, _, variant = self._overload.partition(".")
-        try:
-            return resolve(getattr(getattr(torch.ops.aten, name), variant or "default"))(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 (see engine.py)
-            return import_module("memtrain_cl.torch_device.engine").carry(error)
+        return resolve(getattr(getattr(torch.ops.aten, name), variant or "default"))(*args, **kwargs)
 
 
 def _without_tensors(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -92,11 +90,8 @@ def _without_tensors(func: Any, *args: Any, **kwargs: Any) -> Any:
     from memtrain_cl.torch_device.fallback import run_on_host
     from memtrain_cl.torch_device.registry import resolve
 
-    try:
-        result = resolve(func)(*args, **kwargs)
-        return run_on_host(func, args, kwargs) if result is NotImplemented else result
-    except Exception as error:  # noqa: BLE001 (see engine.py)
-        return import_module("memtrain_cl.torch_device.engine").carry(error)
+    result = resolve(func)(*args, **kwargs)
+    return run_on_host(func, args, kwargs) if result is NotImplemented else result
 
 
 def _pinned(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

@@ -1,37 +1,37 @@
-"""Errors on their way out of a backward.
+"""Python errors on their way out of a backward.
 
-torch's engine ends the process when a Python error leaves an operation that it runs for a device of Python's making:
-the guard of the device's stream, unwound meanwhile, calls Python with the error still set (torch 2.10 to 2.13). So an
-error inside a backward is kept here and the operation returns what torch's conversion refuses, an error of C++; when
-that arrives where the backward was started, the first error takes its place.
+torch's engine guards the device's stream while it runs a node. An error of a hook or of an operation unwinds that guard
+with the error still set in the interpreter, and a device of Python's making is asked for its type by a call of Python,
+which ends the process or loses the error (torch 2.10 to 2.13). So that call takes the error away, the engine then finds
+none (SystemError), and where the backward was started the error takes its place again.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
 import torch
 
-
-class _Refused:
-    """What no operation returns."""
-
-    def __repr__(self) -> str:
-        return "an error on the device 'opencl'"
-
-
+#: A function of C that does nothing. ctypes looks for an error after a call, and so raises one that was set before it.
+_raise_what_is_set = ctypes.PYFUNCTYPE(ctypes.c_int)(("Py_IsInitialized", ctypes.pythonapi))
+_TYPE = torch._C._autograd.DeviceType.PrivateUse1
 _lock = threading.Lock()
-_kept: list[Exception] = []
+_kept: list[BaseException] = []
 
 
-def carry(error: Exception) -> Any:
-    """Raise `error`, or, inside a backward, keep it for `Engine` and return what makes torch raise."""
-    if torch._C._current_graph_task_id() == -1:
-        raise error
-    with _lock:
-        _kept.append(error)
-    return _Refused()
+class Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc,name-defined]
+    """What torch asks for the device's type, also while an error unwinds."""
+
+    def type_(self) -> Any:
+        """The type; an error that is set is kept for `Engine`."""
+        try:
+            _raise_what_is_set()
+        except BaseException as error:  # noqa: BLE001 (raised again by Engine)
+            with _lock:
+                _kept.append(error)
+        return _TYPE
 
 
 class Engine:
@@ -47,7 +47,7 @@ class Engine:
                 _kept.clear()
         try:
             return self._engine.run_backward(*args, **kwargs)
-        except (RuntimeError, TypeError) as error:  # of an operation, of a hook that gives back what was saved
+        except SystemError as error:
             with _lock:
                 kept, _kept[:] = list(_kept), []
             if kept:

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_flatten
 from memtrain_cl.device import Device, current_device, device_at
 from memtrain_cl.errors import OutOfMemory
 from memtrain_cl.operand import Operand, empty_operand
-from memtrain_cl.torch_device import engine
 from memtrain_cl.torch_device.registry import RESOLVED, resolve
 from memtrain_cl.torch_device.storages import DeviceStorage
 
@@ -62,16 +61,13 @@ class OpenCLTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        try:
-            handler = RESOLVED.get(func) or resolve(func)
-            result = handler(*args, **kwargs) if kwargs else handler(*args)
-            if result is NotImplemented:
-                from memtrain_cl.torch_device.fallback import run_on_host
+        handler = RESOLVED.get(func) or resolve(func)
+        result = handler(*args, **kwargs) if kwargs else handler(*args)
+        if result is NotImplemented:
+            from memtrain_cl.torch_device.fallback import run_on_host
 
-                return run_on_host(func, args, kwargs or {})
-            return result
-        except Exception as error:  # noqa: BLE001 (raised there, or kept until the backward has ended)
-            return engine.carry(error)
+            return run_on_host(func, args, kwargs or {})
+        return result
 
     @property
     def data(self) -> Tensor:

@@ -16,7 +16,6 @@ from memtrain_cl.launchers import attention as launch
 from memtrain_cl.operand import Operand, contiguous_strides
 from memtrain_cl.torch_device.aten.copy import contiguous
 from memtrain_cl.torch_device.aten.indexing import check
-from memtrain_cl.torch_device.engine import carry
 from memtrain_cl.torch_device.random import next_seed
 from memtrain_cl.torch_device.registry import aten, implements
 from memtrain_cl.torch_device.tensor import OpenCLTensor, allocated, same_device, wrap
@@ -186,16 +185,13 @@ def _differentiable_backward(
     """`fused_backward` above autograd: composed of operations that torch differentiates where gradients of gradients
     are asked for (create_graph), the kernels otherwise.
     """
-    try:
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (grad_out, query, key, value)):
-            *_, dropout_p, is_causal, philox_seed, _ = rest
-            return _composed_backward(
-                grad_out, query, key, value, attn_bias, grad_input_mask, dropout_p, is_causal, philox_seed, **scale
-            )
-        with torch._C._AutoDispatchBelowAutograd():
-            return _fused_backward(grad_out, query, key, value, attn_bias, grad_input_mask, *rest, **scale)
-    except Exception as error:  # noqa: BLE001 (kept for where the backward was started)
-        return carry(error)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (grad_out, query, key, value)):
+        *_, dropout_p, is_causal, philox_seed, _ = rest
+        return _composed_backward(
+            grad_out, query, key, value, attn_bias, grad_input_mask, dropout_p, is_causal, philox_seed, **scale
+        )
+    with torch._C._AutoDispatchBelowAutograd():
+        return _fused_backward(grad_out, query, key, value, attn_bias, grad_input_mask, *rest, **scale)
 
 
 def _composed_backward(
