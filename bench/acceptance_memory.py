@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from bench.recompute import CONFIG, DEPTHS, reversible, settings
+from memtrain_cl.device import get_device
 from memtrain_cl.errors import OutOfMemory
 from memtrain_cl.lm.bill import REGIMES, Bill, forecast, largest, weights_of, widest_with, width_step
 from memtrain_cl.lm.config import MIB, ModelConfig, TrainConfig
@@ -37,7 +38,7 @@ def compare_settings(linear: str) -> dict[str, Any]:
     config = replace(CONFIG.model, linear=linear)
     off = {}
     for kept in ("fp", "8", "4", "recompute"):
-        bill = forecast(config, CONFIG.batch, kept)
+        bill = forecast(config, CONFIG.batch, kept, info=get_device(0).info)
         off[kept] = {pool: _apart(found[kept].bill.pools[pool], bill.pools[pool]) for pool in WITHIN}
         off[kept]["peak"] = _apart(found[kept].bill.peak, bill.peak)
     auto = found["auto"]
@@ -81,7 +82,9 @@ def confirm_largest() -> dict[str, Any]:
     corpus = random_corpus(shape.seq)
     rows: dict[str, Any] = {}
     for name, (linear, kept) in REGIMES.items():
-        found: tuple[ModelConfig, Bill] | None = largest(replace(shape, linear=linear), CONFIG.batch, kept, LIMIT)
+        found: tuple[ModelConfig, Bill] | None = largest(
+            replace(shape, linear=linear), CONFIG.batch, kept, LIMIT, info=get_device(0).info
+        )
         if found is None:
             rows[name] = {"ok": False}
             continue

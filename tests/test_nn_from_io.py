@@ -11,6 +11,7 @@ import memtrain_cl
 from memtrain_cl import PackedRMSCounterLinear, RMSCounterLinear, ops, reference
 from memtrain_cl.device import Device
 from memtrain_cl.formats import code_count
+from memtrain_cl.launchers.matmul import workspace_bytes
 from memtrain_cl.memory import pool_of
 from memtrain_cl.reference.from_io import grad_weight_in_order
 from tests.layer_cases import assert_same
@@ -96,6 +97,14 @@ def test_the_choice_follows_tile_rows_and_memory(device: Device) -> None:
         pool.set_limit(pool.statistics().allocated + 4 * 512 * 256 - 1)
         assert ops.wants_from_io(x, 256, 0)
         assert not ops.wants_from_io(x, 256, 64)
+        # The sums of parts of many tokens need room as well.
+        long = torch.zeros(8192, 4, device="opencl")
+        needed = 4 * 4 * 4 + workspace_bytes(device.info, (1, 4, 4, 8192), 4, 4)
+        assert needed > 4 * 4 * 4
+        pool.set_limit(pool.statistics().allocated + needed)
+        assert not ops.wants_from_io(long, 4, 0)
+        pool.set_limit(pool.statistics().allocated + needed - 1)
+        assert ops.wants_from_io(long, 4, 0)
     finally:
         pool.set_limit(allowed)
 

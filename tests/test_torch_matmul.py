@@ -14,6 +14,7 @@ from memtrain_cl import tuning
 from memtrain_cl.device import Device
 from memtrain_cl.launchers import matmul as room
 from memtrain_cl.launchers.matmul import matmul, matrix_layout
+from memtrain_cl.memory import pool_of
 from memtrain_cl.operand import Operand, empty_operand
 from memtrain_cl.torch_device import fallback
 from memtrain_cl.torch_device.aten import matmul as handlers
@@ -165,9 +166,30 @@ def test_packed_operands(
     shape = matmul_shape(device.info, M, N, K, Z)
     assert tuning.packs(shape, M, N, K, K, N) == (not groups_share_rows(device.info),) * 2
     out = out_of(device, (Z, M, N), dtype)
-    matmul(transposable(device, a, left, 3), transposable(device, b, right, 5), out, add=operand_of(device, add))
+    x, y, bias = transposable(device, a, left, 3), transposable(device, b, right, 5), operand_of(device, add)
+    taken = taken_by(device, lambda: matmul(x, y, out, add=bias))
     check(out, a, b, add)
+    assert taken == room.workspace_bytes(device.info, (Z, M, N, K), M if left else K, K if right else N)
     room._packing.cache_clear()
+
+
+def taken_by(device: Device, work: Callable[[], object]) -> int:
+    """Bytes of the device's memory that `work` takes at most, and gives back."""
+    pool = pool_of(device)
+    pool.reset_peak()
+    before = pool.statistics().peak_allocated
+    work()
+    return pool.statistics().peak_allocated - before
+
+
+@pytest.mark.parametrize("sizes", [(1, 3, 5, 8192), (1, 40, 70, 4096), (3, 20, 9, 2000), (1, 99, 99, 64), (1, 9, 1, 5)])
+def test_what_a_product_works_on(shaped: Device, sizes: tuple[int, int, int, int]) -> None:
+    Z, M, N, K = sizes
+    a, b = operand_of(shaped, torch.randn(Z, M, K)), operand_of(shaped, torch.randn(Z, K, N))
+    out = out_of(shaped, (Z, M, N), torch.float32)
+    expected = room.workspace_bytes(shaped.info, sizes, K, N)
+    assert taken_by(shaped, lambda: matmul(a, b, out)) == expected
+    assert (expected > 0) == (matmul_shape(shaped.info, M, N, K, Z, may_split=True).splits > 1 and N > 1)
 
 
 def test_a_vector_with_gaps(shaped: Device) -> None:

@@ -31,12 +31,18 @@ def budget(
     measure: Annotated[
         bool, typer.Option("--measure", help="Train each for two steps, and show what it took.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="OpenCL device to measure on, index or part of its name.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="OpenCL device to measure on, index or part of its name; forecasts count what its kernels work on."
+        ),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the pools as bars into a PNG.")] = None,
 ) -> None:
     """Show what training the model of `train` takes of memory, in six ways to train it."""
     from dataclasses import replace
 
+    from memtrain_cl.device import get_device
     from memtrain_cl.lm.bill import REGIMES, forecast, largest, widest_with
     from memtrain_cl.lm.config import ModelConfig
 
@@ -49,12 +55,14 @@ def budget(
     if params:
         config = widest_with(config, round(params * 1e6))
     kinds = {name: (replace(config, linear=linear), kept) for name, (linear, kept) in REGIMES.items()}
-    bills = {name: forecast(model, batch, kept) for name, (model, kept) in kinds.items()}
+    info = get_device(device).info if measure or device is not None else None
+    bills = {name: forecast(model, batch, kept, info=info) for name, (model, kept) in kinds.items()}
     found = _measured(kinds, batch, device) if measure else {}
     _print_formula(config, batch)
     _print_bills(config, batch, bills, found)
     if memory:
-        widest = {name: largest(model, batch, kept, round(memory * _GIB)) for name, (model, kept) in kinds.items()}
+        limit = round(memory * _GIB)
+        widest = {name: largest(model, batch, kept, limit, info=info) for name, (model, kept) in kinds.items()}
         _print_widest(widest, memory)
     if plot is not None:
         _draw(plot, bills, found)

@@ -10,7 +10,7 @@ import functools
 import numpy as np
 
 from memtrain_cl.array import DeviceArray
-from memtrain_cl.device import Device
+from memtrain_cl.device import Device, DeviceInfo
 from memtrain_cl.elements import ELEMENTS
 from memtrain_cl.launchers.matvec import NOTHING, Epilogue, Plan, gate_arguments, matvec, sum_parts
 from memtrain_cl.operand import Operand, empty_operand
@@ -72,11 +72,35 @@ def _plan(
 
 @functools.lru_cache(maxsize=1024)
 def _packing(
-    device: Device, sizes: tuple[int, int, int, int], left: tuple[bool, int], right: tuple[str, int]
+    info: DeviceInfo, sizes: tuple[int, int, int, int], left: int, right: int
 ) -> tuple[bool, bool, MatmulShape]:
+    """(whether the left and the right operand are packed before, how the product runs). left, right: their leads."""
     batch, M, N, K = sizes
-    shape = matmul_shape(device.info, M, N, K, batch, may_split=batch <= _SPLIT_LIMIT)
-    return *packs(shape, M, N, K, left[1], right[1]), shape
+    shape = matmul_shape(info, M, N, K, batch, may_split=batch <= _SPLIT_LIMIT)
+    return *packs(shape, M, N, K, left, right), shape
+
+
+def _packed_elements(shape: MatmulShape, length: int, K: int, tiles: bool) -> tuple[int, int, int]:
+    """Of an operand of `length` rows or columns: (tiles or panels along it, those along K, their elements)."""
+    along, deep = ceil_div(length, shape.tile_rows if tiles else shape.panel), ceil_div(K, shape.tile_k)
+    return along, deep, along * (deep * shape.block if tiles else K * shape.panel)
+
+
+def workspace_bytes(info: DeviceInfo, sizes: tuple[int, int, int, int], left: int, right: int) -> int:
+    """Bytes that `matmul` takes on such a device beside its operands and the result.
+
+    sizes: (batch, M, N, K).   left, right: the strides of the operands' last two dimensions that are not 1. The few
+    sums of products with one row or one column are not counted.
+    """
+    batch, M, N, K = sizes
+    if min(sizes) == 0 or min(M, N) == 1:
+        return 0
+    batch = min(batch, _BATCH_LIMIT)
+    tiled, panels, shape = _packing(info, (batch, M, N, K), left, right)
+    parts = batch * shape.splits * M * N if shape.splits > 1 else 0
+    packed = [_packed_elements(shape, M, K, tiles=True)[2]] if tiled else []
+    packed += [_packed_elements(shape, N, K, tiles=False)[2]] if panels else []
+    return 4 * (parts + batch * sum(packed))
 
 
 def _pack(
@@ -111,8 +135,7 @@ def _pack(
         **constants,
         **shape.constants,
     )
-    along, deep = ceil_div(length, shape.tile_rows if tiles else shape.panel), ceil_div(K, shape.tile_k)
-    each = along * (deep * shape.block if tiles else K * shape.panel)
+    along, deep, each = _packed_elements(shape, length, K, tiles)
     packed = empty_operand(device, (batch * each,), "float32")
     places = (np.uint64(x.offset), np.uint64(x.strides[0] if len(x.shape) == 3 else 0))
     kernel(
@@ -183,7 +206,7 @@ def matmul(
             matvec(matrix, x, out, (batch, count, K), (lead, *steps), rows=rows, epilogue=epilogue, gate=gate)
             return
     sizes, kind = (batch, M, N, K), ("dense" if right[0] else "dense_t", right[1])
-    tiled, panels, shape = _packing(device, sizes, left, kind)
+    tiled, panels, shape = _packing(device.info, sizes, left[1], kind[1])
     if panels:
         b, b_z = _pack(device, b, shape, (batch, N, K), {"RIGHT": kind[0]}, kind[1], gate)
         kind = ("panels", K)

@@ -16,16 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtrain_cl.activation_store import Stored
 from memtrain_cl.activations import Session, saved_activations
+from memtrain_cl.device import DeviceInfo
 from memtrain_cl.formats import packed_row_bytes
+from memtrain_cl.launchers.matmul import workspace_bytes
 from memtrain_cl.lm.config import ModelConfig
 from memtrain_cl.lm.model import CausalLM, RMSNorm
 from memtrain_cl.meter import HostMeter
 from memtrain_cl.nn.memory import POOLS, gradient_bytes
 from memtrain_cl.ops.saved_rows import stored_form
 
+aten = torch.ops.aten
 #: Ways to train, as (kind of linears, what is kept of activations).
 REGIMES = {
     "dense, AdamW": ("dense", "fp"),
@@ -35,6 +39,8 @@ REGIMES = {
     "counters, 4-bit activations": ("counter", "4"),
     "counters, recompute": ("counter", "recompute"),
 }
+#: Products of matrices, and the place of their left operand.
+_PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
 #: How a run treats its activations: in full, in 8 or 4 bits, or computed again.
 ACTIVATIONS = ("fp", "8", "4", "recompute")
 
@@ -63,7 +69,7 @@ class _CounterFunction(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         (x,) = ctx.saved_tensors
         grad_x = torch.empty_like(x)
-        _weight_gradient = x.new_empty((ctx.out_features, x.shape[-1]))
+        _weight_gradient = grad_out.flatten(0, -2).t() @ x.flatten(0, -2)
         return grad_x, None, None
 
 
@@ -135,6 +141,23 @@ def _norm_of(norm: RMSNorm) -> Callable[[Tensor], Tensor]:
     return forward
 
 
+class _Workspaces(TorchDispatchMode):
+    """Beside a product stands what its kernels work on, on such a device."""
+
+    def __init__(self, info: DeviceInfo) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._info = info
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in _PRODUCTS:
+            a, b = args[_PRODUCTS[func] :][:2]
+            sizes = (a.shape[0] if a.ndim == 3 else 1, a.shape[-2], b.shape[-1], a.shape[-1])
+            leads = (max(x.stride()[-2:]) for x in (a, b))
+            made.new_empty(workspace_bytes(self._info, sizes, *leads), dtype=torch.uint8)
+        return made
+
+
 @contextlib.contextmanager
 def _saving(activations: str) -> Iterator[None]:
     if activations not in ("8", "4"):
@@ -148,10 +171,18 @@ def _saving(activations: str) -> Iterator[None]:
         session.close()
 
 
-def forecast(config: ModelConfig, batch: int, activations: str = "fp", *, fused_norms: bool = True) -> Bill:
+def forecast(
+    config: ModelConfig,
+    batch: int,
+    activations: str = "fp",
+    *,
+    fused_norms: bool = True,
+    info: DeviceInfo | None = None,
+) -> Bill:
     """The bill of one step of `Trainer` on this model, from the second step on, when AdamW has its state.
 
-    activations: one of `ACTIVATIONS`.   fused_norms: as on "opencl" and CUDA; False: as on the host.
+    activations: one of `ACTIVATIONS`.   fused_norms: as on "opencl" and CUDA; False: as on the host.   info: the device
+    whose products' workspaces count, too; without, those are the forecast's error.
     ValueError for activations of another name, and for a shape that cannot be.
     """
     if activations not in ACTIVATIONS:
@@ -178,12 +209,14 @@ def forecast(config: ModelConfig, batch: int, activations: str = "fp", *, fused_
         model.model._rope(0, config.seq, tokens.device)
         before = meter.now()
         meter.reset()
-        with _saving(activations):
+        working = contextlib.nullcontext() if info is None else _Workspaces(info)
+        with working, _saving(activations):
             logits = model(tokens[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         del logits
         kept = meter.now() - before
-        loss.backward()
+        with working:
+            loss.backward()
         gradients = gradient_bytes(model)
         sizes = (held, gradients, state, kept)
         peak = meter.peak() + state
@@ -214,10 +247,16 @@ def widest_with(config: ModelConfig, weights: int) -> ModelConfig:
 
 
 def largest(
-    config: ModelConfig, batch: int, activations: str, limit: int, *, fused_norms: bool = True
+    config: ModelConfig,
+    batch: int,
+    activations: str,
+    limit: int,
+    *,
+    fused_norms: bool = True,
+    info: DeviceInfo | None = None,
 ) -> tuple[ModelConfig, Bill] | None:
     """The widest model of config's depth, heads and kind whose step needs at most `limit` bytes, and its bill; None
-    where the narrowest needs more.
+    where the narrowest needs more. fused_norms, info: as for `forecast`.
 
     Widths are multiples of 8 and of twice the number of heads. The feed-forward width follows.
     """
@@ -227,7 +266,7 @@ def largest(
     def peak(width: int) -> int:
         if width not in found:
             wide = replace(config, dim=width * step, hidden=0)
-            found[width] = wide, forecast(wide, batch, activations, fused_norms=fused_norms)
+            found[width] = wide, forecast(wide, batch, activations, fused_norms=fused_norms, info=info)
         return found[width][1].peak
 
     low, high = 0, max(1, config.dim // step)

@@ -9,6 +9,7 @@ import torch
 
 from memtrain_cl.bridge import Crossing, device_for
 from memtrain_cl.formats import CounterRule
+from memtrain_cl.launchers.matmul import workspace_bytes
 from memtrain_cl.memory import pool_of
 from memtrain_cl.ops.counter import launch_update_from_io, optional_arrays, require_moments, require_update
 from memtrain_cl.ops.launch import ready_device, require_tensor, require_together
@@ -19,7 +20,8 @@ def wants_from_io(x: torch.Tensor, out_features: int, tile_rows: int) -> bool:
     """Whether a layer [out_features, in] on x [M, in] is better updated by a kernel that forms the gradient.
 
     It computes more slowly than a product, so only for the sake of memory: where no more rows are to be alive than the
-    kernel forms at a time, or where a tile of the gradient (tile_rows of it, 0: all) finds no room on the device.
+    kernel forms at a time, or where a tile of the gradient (tile_rows of it, 0: all) and what its product works on
+    find no room on the device.
     """
     device = device_for(x)
     shape = from_io_shape(device.info, out_features, x.shape[1])
@@ -27,7 +29,9 @@ def wants_from_io(x: torch.Tensor, out_features: int, tile_rows: int) -> bool:
         return False
     if 0 < tile_rows <= shape.form:
         return True
-    return 4 * (tile_rows or out_features) * x.shape[1] > pool_of(device).available()
+    (tokens, columns), rows = x.shape, tile_rows or out_features
+    workspace = workspace_bytes(device.info, (1, rows, columns, tokens), out_features, columns)
+    return 4 * rows * columns + workspace > pool_of(device).available()
 
 
 def counter_update_from_io_(

@@ -21,7 +21,7 @@ _lock = threading.Lock()
 _kept: list[BaseException] = []
 
 
-class Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc,name-defined]
+class Guard(torch._C._acc.DeviceGuard):
     """What torch asks for the device's type, also while an error unwinds."""
 
     def type_(self) -> Any:
