@@ -6,14 +6,17 @@ Which memory a tensor lives in, and whether it is a parameter, is told here, too
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from memtrain_cl.errors import OutOfMemory
 from memtrain_cl.homes import operand_of
+from memtrain_cl.operand import Operand
 from memtrain_cl.ops.fp8 import fp8_restore
-from memtrain_cl.ops.saved_rows import restore_rows, save_rows
+from memtrain_cl.ops.saved_rows import restore_operand, restore_rows, save_operand, save_rows
 
 #: The 8-bit type of activations: the one with more bits for the mantissa.
 FP8 = "float8_e4m3fn"
@@ -31,8 +34,8 @@ class Kept:
     __slots__ = ("tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        # Not the tensor itself: an output that its own node keeps would never be freed.
-        self.tensor = tensor.detach()
+        # Not an output itself: one that its own node keeps would never be freed.
+        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
         self.version = tensor._version
 
     def restore(self) -> torch.Tensor:
@@ -48,11 +51,10 @@ class Kept:
 class Stored:
     """A matrix in fewer bits. What it was saved from is remembered, but not kept: `is_of` says whether it is that."""
 
-    __slots__ = ("__weakref__", "codes", "dtype", "memory", "root")
+    __slots__ = ("__weakref__", "dtype", "memory", "root")
 
-    def __init__(self, matrix: torch.Tensor, codes: torch.Tensor, root: torch.Tensor) -> None:
-        self.codes = codes
-        self.dtype = matrix.dtype
+    def __init__(self, dtype: torch.dtype, root: torch.Tensor) -> None:
+        self.dtype = dtype
         self.root = weakref.ref(root)
         self.memory = memory_of(root)
 
@@ -62,39 +64,86 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.numel() * self.codes.element_size()
+        """Bytes that are kept."""
+        raise NotImplementedError
 
-    def matrix(self) -> torch.Tensor:
-        """What comes back: here wider codes, which are numbers themselves."""
-        return self.codes.to(self.dtype)
+    def restored(self, shape: Sequence[int]) -> torch.Tensor:
+        """What comes back, contiguous, in a shape of as many elements."""
+        raise NotImplementedError
 
 
-class Fp8Stored(Stored):
+class NarrowStored(Stored):
+    """Numbers of a floating type of fewer bits."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, dtype: torch.dtype, numbers: torch.Tensor, root: torch.Tensor) -> None:
+        super().__init__(dtype, root)
+        self.numbers = numbers
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.numel() * self.numbers.element_size()
+
+    def restored(self, shape: Sequence[int]) -> torch.Tensor:
+        return self.numbers.to(self.dtype).view(shape)
+
+
+class Fp8Stored(NarrowStored):
     """8-bit floating numbers, as uint8."""
 
     __slots__ = ()
 
-    def matrix(self) -> torch.Tensor:
-        return fp8_restore(self.codes, FP8, dtype=self.dtype)
+    def restored(self, shape: Sequence[int]) -> torch.Tensor:
+        return fp8_restore(self.numbers, FP8, dtype=self.dtype).view(shape)
 
 
 class RowsStored(Stored):
     """Codes of few bits, a scale a row."""
 
-    __slots__ = ("bits", "rows", "scale")
+    __slots__ = ("bits", "codes", "rows", "scale")
 
     def __init__(self, matrix: torch.Tensor, bits: int, seed: int, root: torch.Tensor) -> None:
-        codes, self.scale = save_rows(matrix, bits, seed=seed)
-        super().__init__(matrix, codes, root)
+        super().__init__(matrix.dtype, root)
+        self.codes, self.scale = save_rows(matrix, bits, seed=seed)
         self.bits = bits
         self.rows = tuple(matrix.shape)
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + self.scale.numel() * self.scale.element_size()
+        return sum(part.numel() * part.element_size() for part in (self.codes, self.scale))
 
-    def matrix(self) -> torch.Tensor:
-        return restore_rows(self.codes, self.scale, self.bits, self.rows, dtype=self.dtype)
+    def restored(self, shape: Sequence[int]) -> torch.Tensor:
+        return restore_rows(self.codes, self.scale, self.bits, self.rows, dtype=self.dtype).view(shape)
+
+
+class OperandStored(Stored):
+    """The same of a tensor on "opencl", without the tensors that codes, scale and views of them would be: these cost
+    the host more than the kernels cost the device.
+    """
+
+    __slots__ = ("bits", "codes", "element", "rows", "scale")
+
+    def __init__(self, matrix: Operand, dtype: torch.dtype, bits: int, seed: int, root: torch.Tensor) -> None:
+        from memtrain_cl.torch_device.tensor import OutOfDeviceMemory
+
+        super().__init__(dtype, root)
+        self.bits, self.rows, self.element = bits, matrix.shape, matrix.element
+        try:
+            self.codes, self.scale = save_operand(matrix, bits, seed=seed)
+        except OutOfMemory as error:
+            raise OutOfDeviceMemory(str(error)) from None
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scale.nbytes
+
+    def restored(self, shape: Sequence[int]) -> torch.Tensor:
+        from memtrain_cl.torch_device.tensor import allocated, wrap
+
+        result = allocated(self.codes.device, shape, self.element)
+        restore_operand(self.codes, self.scale, result.viewed(self.rows), bits=self.bits)
+        return wrap(result)
 
 
 class Use:
@@ -108,10 +157,9 @@ class Use:
         self.order = order
 
     def restore(self) -> torch.Tensor:
-        matrix = self.stored.matrix()
         if self.order is None:
-            return matrix.view(self.shape)
-        ordered = matrix.view([self.shape[dim] for dim in self.order])
+            return self.stored.restored(self.shape)
+        ordered = self.stored.restored([self.shape[dim] for dim in self.order])
         return ordered.permute([self.order.index(dim) for dim in range(len(self.order))])
 
 

@@ -22,6 +22,8 @@ from memtrain_cl.activation_store import (
     FP8,
     Fp8Stored,
     Kept,
+    NarrowStored,
+    OperandStored,
     RowsStored,
     Stored,
     Use,
@@ -35,6 +37,7 @@ from memtrain_cl.errors import NotFinite
 from memtrain_cl.formats import check_bits, stream_seed
 from memtrain_cl.fp8 import fp8_cast_with_guard
 from memtrain_cl.homes import operand_of
+from memtrain_cl.operand import Operand
 from memtrain_cl.ops.launch import require_seed
 
 #: Tensors of fewer elements are left as they are, and those with rows of fewer, whose scales would cost too much.
@@ -127,23 +130,36 @@ class Session:
             self.report.left += 1
             return Kept(tensor)
         order = order_of(tensor)
-        dense = tensor.detach()
-        if order is not None:
-            dense = dense.permute(order)
-        length = dense.shape[-1]
+        length = tensor.shape[-1 if order is None else order[-1]]
         rows = tensor.numel() // length
         # Views with the same rows of one memory are one, whatever their shapes.
-        place = (rows, length) if dense.is_contiguous() else (*tensor.shape, *tensor.stride())
+        whole = order is not None or tensor.is_contiguous()
+        place = (rows, length) if whole else (*tensor.shape, *tensor.stride())
         key = (id(root), root._version, tensor.storage_offset(), tensor.dtype, keep, place)
         stored = self._stored.get(key)
         if stored is not None and stored.is_of(root):
             self.report.shared += 1
         else:
-            stored = self._fresh(dense.reshape(rows, length), root, keep)
+            operand = operand_of(tensor) if whole else None
+            if operand is not None and keep is Keep.ROUNDED and self._owner.format == "int":
+                stored = self._of_operand(operand.viewed((rows, length)), tensor, root)
+            else:
+                dense = tensor.detach() if order is None else tensor.detach().permute(order)
+                stored = self._fresh(dense.reshape(rows, length), root, keep)
             if stored is None:
                 return Kept(tensor)
             self._stored[key] = stored
         return Use(stored, tuple(tensor.shape), order)
+
+    def _of_operand(self, matrix: Operand, tensor: torch.Tensor, root: torch.Tensor) -> Stored:
+        """What is stored of a matrix on "opencl", where nobody waits to see whether it is finite."""
+        report, owner = self.report, self._owner
+        stored = OperandStored(matrix, tensor.dtype, owner.bits, owner.next_seed(), root)
+        report.bytes_before += tensor.nbytes
+        report.elements += matrix.size
+        report.packed += 1
+        report.bytes_after += stored.nbytes
+        return stored
 
     def _fresh(self, matrix: torch.Tensor, root: torch.Tensor, keep: Keep) -> Stored | None:
         """What is stored of a matrix; None where it is to be kept as it is."""
@@ -177,13 +193,13 @@ class Session:
         result = fp8_cast_with_guard(matrix, FP8, wider)
         if result.used_fp8:
             self.report.packed += 1
-            return Fp8Stored(matrix, result.tensor.view(torch.uint8), root)
+            return Fp8Stored(matrix.dtype, result.tensor.view(torch.uint8), root)
         if result.reason == "non-finite":
             self.report.not_finite += 1
             return None
         self.report.fallbacks += 1
         kept = wider is matrix.dtype or result.max_abs > torch.finfo(wider).max
-        return None if kept else Stored(matrix, result.tensor, root)
+        return None if kept else NarrowStored(matrix.dtype, result.tensor, root)
 
 
 class saved_activations:

@@ -59,6 +59,21 @@ def pooled(device: Device, shape: Sequence[int], dtype: Any) -> DeviceArray:
     return array
 
 
+def array_of(operand: Operand) -> DeviceArray:
+    """The array of an operand that is contiguous from the start of its memory."""
+    memory = operand.array
+    return DeviceArray(
+        memory.device,
+        operand.buffer if operand.size else None,
+        operand.shape,
+        ELEMENTS[operand.element].bits,
+        owner=memory,
+        shares_host=memory.shares_host,
+        readonly=memory.readonly,
+        alignment=memory.alignment,
+    )
+
+
 def operand_of(tensor: torch.Tensor) -> Operand | None:
     """What a tensor of the torch device "opencl" carries; None for every other tensor."""
     operand: Operand | None = getattr(tensor, "operand", None)
@@ -76,17 +91,7 @@ class OpenCLHome:
         operand = operand_of(tensor)
         if operand is None or operand.device.queue is not self._device.queue:
             raise ValueError(f"expected a tensor on {self._place}, got one on {tensor.device}")
-        memory = operand.array
-        return DeviceArray(
-            self._device,
-            operand.buffer if operand.size else None,
-            operand.shape,
-            ELEMENTS[operand.element].bits,
-            owner=memory,
-            shares_host=memory.shares_host,
-            readonly=memory.readonly,
-            alignment=memory.alignment,
-        )
+        return array_of(operand)
 
     def lodge(self, tensor: torch.Tensor) -> Lodging:
         operand = operand_of(tensor)

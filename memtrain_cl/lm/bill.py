@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,16 +93,19 @@ class _CounterShape(nn.Module):
 class _Few(Stored):
     """Codes and scales of their sizes."""
 
-    __slots__ = ("rows", "scale")
+    __slots__ = ("parts",)
 
     def __init__(self, matrix: Tensor, bits: int, root: Tensor) -> None:
+        super().__init__(matrix.dtype, root)
         dtype, shape = stored_form(bits, *matrix.shape)
-        super().__init__(matrix, matrix.new_empty(shape, dtype=dtype), root)
-        self.scale = matrix.new_empty(matrix.shape[0], dtype=torch.bfloat16)
-        self.rows = tuple(matrix.shape)
+        self.parts = matrix.new_empty(shape, dtype=dtype), matrix.new_empty(matrix.shape[0], dtype=torch.bfloat16)
 
-    def matrix(self) -> Tensor:
-        return self.scale.new_empty(self.rows, dtype=self.dtype)
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def restored(self, shape: Sequence[int]) -> Tensor:
+        return self.parts[0].new_empty(shape, dtype=self.dtype)
 
 
 class _FewSession(Session):

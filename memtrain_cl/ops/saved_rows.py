@@ -17,7 +17,7 @@ from memtrain_cl.device import Device
 from memtrain_cl.errors import NotFinite
 from memtrain_cl.faults import row_not_finite
 from memtrain_cl.formats import check_bits
-from memtrain_cl.homes import operand_of, pooled
+from memtrain_cl.homes import array_of, operand_of, pooled
 from memtrain_cl.operand import Operand
 from memtrain_cl.ops.launch import ready_device, require_tensor, require_together
 from memtrain_cl.ops.stochastic import (
@@ -31,6 +31,7 @@ from memtrain_cl.ops.stochastic import (
     require_numbers,
 )
 from memtrain_cl.ops.stochastic_plan import Style
+from memtrain_cl.probe import require_exact
 from memtrain_cl.tuning import ceil_div
 
 
@@ -78,6 +79,23 @@ def launch_restore(
         launch_nibbles(device, "unpack_int4", codes, apart, rows * n)
         codes = apart
     return launch_dequantize(device, Style(element, name, save=True), codes, scale, y, (rows, n, 1))
+
+
+def save_operand(x: Operand, bits: int, *, seed: int) -> tuple[DeviceArray, DeviceArray]:
+    """`save_rows` of x [M, n] on its device, contiguous and not empty, into arrays of the device's allocator, without
+    a tensor; what is not finite is a fault of the device.
+    """
+    rows, n = x.shape
+    require_exact(x.device)
+    stored, shape = stored_form(bits, rows, n)
+    codes, scale = pooled(x.device, shape, np.dtype(name_of(stored))), pooled(x.device, (rows,), np.dtype(np.uint16))
+    launch_save(x.device, x, codes, scale, bits=bits, seed=seed, reports=True)
+    return codes, scale
+
+
+def restore_operand(codes: DeviceArray, scale: DeviceArray, y: Operand, *, bits: int) -> None:
+    """Enqueue y [M, n], contiguous from the start of its memory, = codes * scale of `save_operand`."""
+    launch_restore(y.device, codes, scale, array_of(y), bits=bits, element=y.element)
 
 
 def save_rows(x: torch.Tensor, bits: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,7 +20,7 @@ from memtrain_cl.homes import pooled
 from memtrain_cl.launchers.rows import FLOATING, aligned_rows
 from memtrain_cl.operand import Operand, contiguous_strides
 from memtrain_cl.ops.launch import ready_device, require_dtype, require_seed, require_tensor, require_together
-from memtrain_cl.ops.stochastic_plan import Columns, Rows, Style, far_indices, launch_scale, render_kernel
+from memtrain_cl.ops.stochastic_plan import Columns, Style, far_indices, launch_scale, render_kernel, rows_of
 from memtrain_cl.tuning import ceil_div, flat_shape, groups_share_rows
 
 #: torch's types of what can be quantised.
@@ -105,7 +105,7 @@ def launch_rows(
     factors = () if multiplier is None else (multiplier,)
     alignment = min(array.alignment for array in (codes, *factors))
     aligned = aligned_rows(length, x) and alignment >= 16 and index_base % 4 == 0
-    rows = Rows(device, style, outer, length, aligned=aligned)
+    rows = rows_of(device, style, outer, length, aligned=aligned)
     chance = (np.float32(levels), np.uint32(seed), np.uint64(index_base))
     far = far_indices(index_base, x.size)
     # A kernel that reports nothing takes a buffer that it does not touch.
@@ -127,7 +127,7 @@ def launch_dequantize(
     outer, length, inner = view
     aligned = inner * length % 4 == 0 and min(y.alignment, codes.alignment, scale.alignment) >= 16
     if inner == 1:
-        return Rows(device, style, outer, length, aligned=aligned).launch("dequantize_rows", codes, scale, y)
+        return rows_of(device, style, outer, length, aligned=aligned).launch("dequantize_rows", codes, scale, y)
     columns = Columns(device, style, outer, length, inner, aligned=aligned and inner % 4 == 0)
     return columns.launch("dequantize_columns", codes, scale, y)
 

@@ -5,6 +5,7 @@ Unproven: how the plans fare on GPUs other than NVIDIA's.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,9 +101,18 @@ class Rows:
         self.splits = ceil_div(n, self.part)
         self.length = n
         self.shape = row_shape(device, rows * self.splits, self.part, aligned=aligned)
+        self._prepared: dict[tuple[str, bool], tuple[Any, tuple[int, ...], tuple[int, ...], tuple[np.uint32, ...]]] = {}
 
     def launch(self, name: str, *arguments: Any, extra: tuple[Any, ...] = (), far: bool = False) -> Any:
         """The kernel `name` over every part; the launch's event. far: of `far_indices`."""
+        prepared = self._prepared.get((name, far))
+        if prepared is None:
+            prepared = self._prepared[name, far] = self._prepare(name, far)
+        kernel, global_size, local_size, sizes = prepared
+        return kernel(global_size, local_size, *arguments, *sizes, *extra)
+
+    def _prepare(self, name: str, far: bool) -> tuple[Any, tuple[int, ...], tuple[int, ...], tuple[np.uint32, ...]]:
+        """(kernel, global size, local size, the arguments that are sizes)."""
         spans = self.rows * self.splits
         constants, global_size, local_size = self.shape.constants, self.shape.global_size, self.shape.local_size
         lanes = self._lanes() if name == "quantize_rows" else None
@@ -115,12 +125,18 @@ class Rows:
             constants = {**constants, "HELD": 0}
         kernel = render_kernel(self.device, name, self.style, constants, far=far)
         sizes = _sizes(self.part, spans, self.shape.per, self.splits, self.length)
-        return kernel(global_size, local_size, *arguments, *sizes, *extra)
+        return kernel, global_size, local_size, sizes
 
     def _lanes(self) -> int | None:
         """Work-items of a GPU that keep a row in registers; None where they cannot, or it is no GPU."""
         most = self.device.info.max_work_group_size if self.shape.constants["GPU"] else 0
         return next((lanes for lanes in LANES if lanes <= most and 4 * HELD * lanes >= self.part), None)
+
+
+@functools.lru_cache(maxsize=1024)
+def rows_of(device: Device, style: Style, rows: int, n: int, *, aligned: bool) -> Rows:
+    """`Rows`, planned once: what a training launches comes again in every step."""
+    return Rows(device, style, rows, n, aligned=aligned)
 
 
 class Columns:

@@ -52,7 +52,8 @@ def register() -> None:
     ):
         aten.impl(overload, _Factory(overload), "PrivateUse1")
     # torch would write these out as smaller operations before a kernel sees them; silu's gradient in six tensors.
-    aten.impl("silu_backward", _Factory("silu_backward"), "PrivateUse1")
+    for overload in ("silu_backward", "linear"):
+        aten.impl(overload, _Factory(overload), "PrivateUse1")
     aten.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
     aten.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
     import_module("memtrain_cl.torch_device.conversion").install()
@@ -75,13 +76,16 @@ class _Factory:
 
     def __init__(self, overload: str) -> None:
         self._overload = overload
+        self._handler: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        load()
-        from memtrain_cl.torch_device.registry import resolve
+        if self._handler is None:
+            load()
+            from memtrain_cl.torch_device.registry import resolve
 
-        name, _, variant = self._overload.partition(".")
-        return resolve(getattr(getattr(torch.ops.aten, name), variant or "default"))(*args, **kwargs)
+            name, _, variant = self._overload.partition(".")
+            self._handler = resolve(getattr(getattr(torch.ops.aten, name), variant or "default"))
+        return self._handler(*args, **kwargs)
 
 
 def _without_tensors(func: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,8 @@ from memtrain_cl.torch_device.geometry import meta
 from memtrain_cl.torch_device.registry import aten, implements
 from memtrain_cl.torch_device.tensor import OpenCLTensor, allocated, same_device, wrap
 
-_FLOATS = frozenset({"float32", "float16", "bfloat16"})
+#: Types whose products have kernels.
+FLOATS = frozenset({"float32", "float16", "bfloat16"})
 
 
 def _operands(*tensors: Any) -> tuple[Operand, ...] | None:
@@ -28,7 +29,7 @@ def _operands(*tensors: Any) -> tuple[Operand, ...] | None:
     if len(elements) > 1:
         names = " and ".join(str(tensor.dtype) for tensor in tensors)
         raise RuntimeError(f"expected the operands of a product to have the same dtype, but got: {names}")
-    return operands if elements <= _FLOATS else None
+    return operands if elements <= FLOATS else None
 
 
 def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> RuntimeError:
