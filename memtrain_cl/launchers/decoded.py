@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from memtrain_cl.array import DeviceArray
 from memtrain_cl.device import Device
 from memtrain_cl.launchers.counter_matvec import counter_matvec
 from memtrain_cl.launchers.matmul import matmul
+from memtrain_cl.launchers.matvec import Plan
 from memtrain_cl.operand import Operand
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import matmul_shape
@@ -26,6 +28,39 @@ def cache_element(cache: DeviceArray | None) -> str:
 def rows_aligned(array: DeviceArray, columns: int) -> bool:
     """Whether every row of a float32 matrix begins on 16 bytes."""
     return array.alignment >= 16 and columns % 4 == 0
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    device: Device, sizes: tuple[int, int, int], n: int, by_column: bool, coding: tuple[str, int, bool], whole: bool
+) -> Plan:
+    """sizes: (M, N, K).   coding: (the cache's element or "", C, packed).   whole: the left's rows are of whole fours
+    and begin on 16 bytes.
+    """
+    M, N, K = sizes
+    element, C, packed = coding
+    # A cache has neither radix nor packing: one program for all.
+    kind, codes = ("cached", {"C": 1, "PACKED": 0}) if element else ("counter", {"C": C, "PACKED": int(packed)})
+    shape = matmul_shape(device.info, M, N, K, decodes=True)
+    kernel = get_kernel(
+        device,
+        "matmul",
+        "matmul",
+        LEFT="rows",
+        RIGHT=f"{kind}_t" if by_column else kind,
+        LEFT_TYPE="float32",
+        RIGHT_TYPE=element or "float32",
+        OUT_TYPE="float32",
+        ALIGNED=int(whole and shape.gpu),
+        EPILOGUE=0,
+        TILED=0,
+        GATE=0,
+        **codes,
+        **shape.constants,
+    )
+    starts = (np.uint64(0),) * 6
+    counts = map(np.uint32, (M, N, K, K, n, shape.per, shape.columns, shape.k_per, shape.splits))
+    return Plan(kernel, shape.global_size, shape.local_size, (*starts, *counts), shape.splits)
 
 
 def _launch(
@@ -45,30 +80,10 @@ def _launch(
 
     n: weights of a row of the state. cache: t [out, in], read in place of the state.
     """
-    # A cache has neither radix nor packing: one program for all.
-    kind, coding = ("counter", {"C": C, "PACKED": int(packed)}) if cache is None else ("cached", {"C": 1, "PACKED": 0})
     (M, K), N = left.shape, out.shape[1]
-    shape = matmul_shape(device.info, M, N, K, decodes=True)
-    kernel = get_kernel(
-        device,
-        "matmul",
-        "matmul",
-        LEFT="rows",
-        RIGHT=f"{kind}_t" if by_column else kind,
-        LEFT_TYPE="float32",
-        RIGHT_TYPE=cache_element(cache) or "float32",
-        OUT_TYPE="float32",
-        ALIGNED=int(rows_aligned(left, K) and shape.gpu),
-        EPILOGUE=0,
-        TILED=0,
-        GATE=0,
-        **coding,
-        **shape.constants,
-    )
-    starts = (np.uint64(0),) * 6
-    sizes = (np.uint32(value) for value in (M, N, K, K, n, shape.per, shape.columns, shape.k_per, shape.splits))
+    plan = _plan(device, (M, N, K), n, by_column, (cache_element(cache), C, packed), rows_aligned(left, K))
     weights = state if cache is None else cache
-    return kernel(shape.global_size, shape.local_size, left, weights, scale, out, *starts, *sizes)
+    return plan.kernel(plan.global_size, plan.local_size, left, weights, scale, out, *plan.arguments)
 
 
 def launch_forward(

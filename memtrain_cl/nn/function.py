@@ -69,7 +69,9 @@ def _saved(ctx: Any) -> tuple[torch.Tensor, ...]:
 def flat_rows(x: torch.Tensor) -> torch.Tensor:
     """x [..., n] as [M, n] of its own type."""
     # Torch is asked for what is needed alone: on the device "opencl" each call costs more than a launch.
-    return x if x.ndim == 2 else x.detach().reshape(-1, x.shape[-1])
+    if x.ndim == 2:
+        return x
+    return (x.detach() if torch.is_grad_enabled() else x).reshape(-1, x.shape[-1])
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
