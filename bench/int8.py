@@ -66,6 +66,8 @@ def bench_product(bench: Bench, M: int, N: int, K: int) -> None:
             )
         )
         kind = int8_shape(device.info, M, N, K, ternary=False, chunks=True).constants["KIND"]
+        if kind == "mma":
+            kind = device.info.tensor_cores or kind
         if kind not in kinds:
             kinds[kind] = us
             error = mismatches({"sums": out.rows(64)}, {"sums": reference.int8_product(a[:64], b).numpy()})

@@ -156,6 +156,8 @@ void counter_matvec(const __global uchar *state, const __global float *scale, co
 % if NORM:
     float squares = 0.0f;
 % endif
+    // The words of four turns are on their way at once.
+    #pragma unroll 4
     for (uint j = lane; j < K / ${WIDTH}; j += ${LANES}) {
 % for r in range(ROWS):
 % if WORDS:

@@ -66,8 +66,10 @@ def _verdict(device: Device, what: str, find: Callable[[], Any]) -> Any:
 
 
 def _tensor_cores(device: Device) -> TensorCores:
-    if not (device.info.inline_ptx and device.info.type == "gpu" and _trial_succeeds(device, "mma")):
+    if not (device.info.inline_ptx and device.info.type == "gpu" and _trial_succeeds(device, "narrow")):
         return ""
+    if not _trial_succeeds(device, "mma"):
+        return "narrow"
     return "wgmma" if compute_capability(device.handle) == _WGMMA and _trial_succeeds(device, "wgmma") else "mma"
 
 
@@ -80,7 +82,7 @@ def _trial_succeeds(device: Device, kind: TensorCores) -> bool:
         fault = "its sums were wrong"
     except (MemtrainError, import_pyopencl().Error) as error:  # the latter where the sums are read
         fault = str(error)
-    logger.warning("%s multiplies without its tensor cores' %s: %s", device.info.name, kind, fault)
+    logger.warning("%s multiplies without its tensor cores' way %r: %s", device.info.name, kind, fault)
     return False
 
 

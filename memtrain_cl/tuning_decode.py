@@ -11,9 +11,9 @@ from memtrain_cl.tuning import BLOCKS_PER_UNIT, ceil_div, power_of_two_at_least,
 _GROUP = 256
 #: (rows, lanes at most) of a set by preference: rows share the numbers of x that an item reads; fewer rows, and at last
 #: more lanes, make more groups of the same work.
-_SETS = ((4, 64), (2, 64), (1, 64), (1, 128), (1, 256))
+_SETS = ((4, 128), (2, 128), (1, 128), (1, 256))
 #: Groups a compute unit that keep memory busy, and turns of an item that are worth the sum over lanes.
-_GROUPS_PER_UNIT, _TURNS = 2, 4
+_GROUPS_PER_UNIT, _TURNS = 1, 4
 #: Weights that a CPU's item takes at least.
 _LEAST = 1 << 14
 

@@ -77,7 +77,7 @@ def int8_shape(info: DeviceInfo, M: int, N: int, K: int, *, ternary: bool, chunk
 
 def _tensor_core_shape(info: DeviceInfo, M: int, N: int) -> Int8Shape:
     # Large blocks read least; small results need more groups than they give.
-    for down, across in _WARPS:
+    for down, across in _WARPS[info.tensor_cores == "narrow" :]:
         groups = ceil_div(M, 64 * down) * ceil_div(N, 64 * across)
         if groups >= info.compute_units:
             break

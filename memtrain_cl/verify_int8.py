@@ -14,7 +14,7 @@ import torch
 from memtrain_cl import ops, reference
 from memtrain_cl.case import Case
 from memtrain_cl.comparison import Comparison, compare_exact, generator
-from memtrain_cl.device import Device, get_device, use_device
+from memtrain_cl.device import TENSOR_CORES, Device, get_device, use_device
 from memtrain_cl.formats import code_count
 from memtrain_cl.inline_assembly import note_inline_assembly
 from memtrain_cl.tuning import groups_share_rows
@@ -30,8 +30,8 @@ def kinds_of(device: Device) -> list[Device]:
     kinds = [device]
     if groups_share_rows(info) and info.tensor_cores:
         # Few compute units, because only results of more blocks than that have large blocks.
-        ways = dict.fromkeys((info.tensor_cores, "mma"))
-        kinds += [device.with_capabilities(tensor_cores=cores, compute_units=1) for cores in ways]
+        ways = TENSOR_CORES[: TENSOR_CORES.index(info.tensor_cores) + 1]
+        kinds += [device.with_capabilities(tensor_cores=cores, compute_units=1) for cores in reversed(ways)]
     if info.integer_dot or info.tensor_cores if groups_share_rows(info) else info.inline_vnni:
         kinds.append(device.with_capabilities(**PORTABLE))
     return kinds

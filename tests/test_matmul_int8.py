@@ -16,7 +16,7 @@ import memtrain_cl.torch_device  # noqa: F401 (registers the device)
 from bench.acceptance_statistics import ESTIMATORS
 from memtrain_cl import inline_assembly, ops, reference, staging
 from memtrain_cl.array import empty, from_numpy
-from memtrain_cl.device import Device, _features, use_device
+from memtrain_cl.device import Device, DeviceInfo, TensorCores, _features, use_device
 from memtrain_cl.errors import BuildError
 from memtrain_cl.formats import INT8_CHUNK
 from memtrain_cl.inline_assembly import note_inline_assembly
@@ -334,6 +334,7 @@ def test_operands_of_two_lengths_are_refused(device: Device) -> None:
     ("changes", "kind", "gpu"),
     [
         ({"type": "gpu", "integer_dot": True}, "dot", True),
+        ({"type": "gpu", "tensor_cores": "narrow", "compute_units": 1}, "mma", True),
         ({"type": "gpu", "tensor_cores": "mma", "compute_units": 1}, "mma", True),
         ({"type": "gpu", "tensor_cores": "wgmma", "compute_units": 6}, "wgmma", True),
         ({"type": "gpu", "tensor_cores": "wgmma", "compute_units": 7}, "mma", True),
@@ -361,13 +362,16 @@ def test_tensor_cores_take_rows_that_begin_on_sixteen_bytes(device: Device) -> N
 
 @pytest.mark.parametrize("units", [1, 8, 10_000])
 @pytest.mark.parametrize("sizes", [(1, 1), (256, 1024), (5, 100_000), (129, 257)])
-def test_blocks_of_tensor_cores_cover_the_result(device: Device, sizes: tuple[int, int], units: int) -> None:
-    info = device.with_capabilities(type="gpu", tensor_cores="mma", compute_units=units).info
+@pytest.mark.parametrize(("cores", "granted"), [("mma", 220 << 10), ("narrow", 99 << 10)])
+def test_blocks_of_tensor_cores_cover_the_result_and_fit(
+    device: Device, sizes: tuple[int, int], units: int, cores: TensorCores, granted: int
+) -> None:
+    info = device.with_capabilities(type="gpu", tensor_cores=cores, compute_units=units).info
     shape = int8_shape(info, *sizes, 64, ternary=False, chunks=True)
     down, across = 64 * shape.constants["WARPS_M"], 64 * shape.constants["WARPS_N"]
     assert shape.global_size[0] // shape.local_size[0] == -(-sizes[0] // down) * -(-sizes[1] // across)
     assert shape.local_size == (down * across // 128,)
-    assert shape.constants["STAGES"] * shape.constants["DEPTH"] * (down + across) <= 220 << 10
+    assert shape.constants["STAGES"] * shape.constants["DEPTH"] * (down + across) <= granted
 
 
 @pytest.mark.parametrize("local_mem_bytes", [1 << 15, 48 << 10, 1 << 18, 1 << 21])
@@ -453,8 +457,24 @@ def test_tensor_cores_that_a_driver_refuses_are_told_of_and_left(
     for twin in twins:
         note_inline_assembly(twin)
         assert twin.info.tensor_cores == ""
-        assert ("multiplies without its tensor cores' mma" in caplog.text) == twin.info.inline_ptx
+        assert ("multiplies without its tensor cores' way 'narrow'" in caplog.text) == twin.info.inline_ptx
     assert str(failure) in caplog.text
+
+
+def test_a_driver_that_grants_less_local_memory_gets_smaller_blocks(
+    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def multiply(device: Device, info: DeviceInfo, *sizes: int) -> bool:
+        if info.tensor_cores != "narrow":
+            raise BuildError("uses too much shared data")
+        return True
+
+    monkeypatch.setattr(inline_assembly, "_verdicts", {})
+    monkeypatch.setattr(inline_assembly, "sums_are_right", multiply)
+    twin = device.with_capabilities(type="gpu", inline_ptx=True, inline_vnni=False, tensor_cores=None)
+    note_inline_assembly(twin)
+    assert twin.info.tensor_cores == "narrow"
+    assert "way 'mma': uses too much shared data" in caplog.text
 
 
 @pytest.mark.parametrize("changes", [{"type": "gpu"}, {"short_loops": True}])
