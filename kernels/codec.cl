@@ -55,11 +55,13 @@ __kernel void unpack_codes(const __global uchar *packed, __global uchar *codes, 
 % endif
 }
 
-// dense float32 [rows, n] = scale[row] * t; a work-item owns `per` groups of four of the row get_global_id(1).
+// dense float32 [rows, n] = scale[row] * t; a work-item owns `per` groups of four of a row. Items lie row after row:
+// a second dimension would hold no more than 65535 rows on some drivers.
 __kernel void decode_dense(const __global uchar *state, const __global float *scale, __global float *dense, const uint n, const uint per) {
-    const size_t o = get_global_id(1);
     const uint groups = (n + 3) / 4;
-    const uint first = get_global_id(0) * per;
+    const uint items = (groups + per - 1) / per;
+    const size_t o = get_global_id(0) / items;
+    const uint first = (uint)(get_global_id(0) - o * items) * per;
     const uint last = min(first + per, groups);
     const float s = scale[o];
     const __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
@@ -77,11 +79,12 @@ __kernel void decode_dense(const __global uchar *state, const __global float *sc
     }
 }
 
-// t float16 [rows, n]; a work-item owns `per` groups of four of the row get_global_id(1).
+// t float16 [rows, n]; items as above.
 __kernel void decode_half(const __global uchar *state, __global half *t, const uint n, const uint per) {
-    const size_t o = get_global_id(1);
     const uint groups = (n + 3) / 4;
-    const uint first = get_global_id(0) * per;
+    const uint items = (groups + per - 1) / per;
+    const size_t o = get_global_id(0) / items;
+    const uint first = (uint)(get_global_id(0) - o * items) * per;
     const uint last = min(first + per, groups);
     const __global uchar *row = state + o * (${ROW_BYTES[PACKED]});
     __global half *target = t + o * (size_t)n;

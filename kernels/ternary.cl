@@ -84,10 +84,11 @@ void decode_ternary(const __global uchar *state, __global char *t, const uint n,
     if (i < (size_t)rows * (n / 16)) ((__global uint4 *)t)[i] = ternary_16(state + ${12 if PACKED else 16} * i);
 }
 % elif NAME == "decode_ternary" and GPU:
-// t char [rows, n]; a work-item makes four of row get_global_id(1).
+// t char [rows, n]; a work-item makes four of a row. Items lie row after row.
 __kernel void decode_ternary(const __global uchar *state, __global char *t, const uint n, const uint rows, const uint per) {
-    const size_t o = get_global_id(1);
-    const uint q = get_global_id(0);
+    const uint groups = (n + 3) / 4;
+    const size_t o = get_global_id(0) / groups;
+    const uint q = get_global_id(0) - o * groups;
     store_word(t + o * n + 4 * q, ternary_word(state + o * (${ROW_BYTES[PACKED]}), q, n), n - 4 * q);
 }
 % elif NAME == "decode_ternary":

@@ -307,3 +307,18 @@ def test_buffers_beyond_the_devices_limit_are_refused(device: Device) -> None:
             with pytest.raises(UnsupportedDevice, match=r"bytes was asked for, but .* gives at most 256"):
                 LAUNCHERS[name][0](a)
     assert all(torch.equal(a[key], before[key]) for key in a)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_more_rows_than_a_second_dimension_holds(device: Device, packed: bool) -> None:
+    rows = 70_001
+    codes = torch.randint(0, 64, (rows, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8) % 62
+    state, scale = reference.pack_codes(codes) if packed else codes, torch.ones(rows, 1)
+    options: dict[str, Any] = {"C": C, "packed": packed}
+    t = reference.decode_ternary(state, 4, **options)
+    assert torch.equal(ops.decode_ternary(state, 4, **options), t)
+    assert torch.equal(ops.decode_dense(state, scale, 4, **options), t.float())
+    for dtype in (torch.int8, torch.float16):
+        cache = torch.empty(rows, 4, dtype=dtype)
+        ops.refresh_cache_(cache, state, **options)
+        assert torch.equal(cache, t.to(dtype))

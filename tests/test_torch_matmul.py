@@ -120,6 +120,20 @@ def test_one_item_serves_a_whole_batch(shaped: Device, monkeypatch: pytest.Monke
         check(out, a, b.expand(5, 6, 9), add)
 
 
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_more_rows_than_one_launch_takes(
+    shaped: Device, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_ROW_LIMIT", 5)
+    a, b = torch.randn(*batch, 13, 6), torch.randn(*batch, 6, 9)
+    for add in (torch.randn(13, 9), torch.randn(9), torch.randn(13, 1)):
+        for transposed in (False, True):
+            out = out_of(shaped, (*batch, 13, 9), torch.float32)
+            x = transposable(shaped, a, transposed, 3)
+            matmul(x, operand_of(shaped, b, 2), out, add=operand_of(shaped, add), alpha=0.5)
+            check(out, a, b, add, 0.5)
+
+
 def test_few_tiles_and_a_long_sum(shaped: Device) -> None:
     shape = matmul_shape(shaped.with_capabilities(compute_units=64).info, 20, 30, 3000, may_split=True)
     wide = shaped.with_capabilities(compute_units=64)

@@ -6,6 +6,7 @@ The order of the float32 sums follows from the shapes and the device: equal call
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from memtrain_cl.operand import Operand, empty_operand
 from memtrain_cl.program import get_kernel
 from memtrain_cl.tuning import MatmulShape, ceil_div, matmul_shape, packs
 
-#: Items of the third dimension that every driver launches at once, and row lengths that kernels count in 32 bits.
-_BATCH_LIMIT, _LENGTH_LIMIT = 65535, 1 << 32
+#: Items of the third dimension that every driver launches at once, rows that as many groups of the second have at
+#: least, and row lengths that kernels count in 32 bits.
+_BATCH_LIMIT, _ROW_LIMIT, _LENGTH_LIMIT = 65535, 65535 * 64, 1 << 32
 #: Batches above this are enough work without splitting K.
 _SPLIT_LIMIT = 1024
 
@@ -190,6 +192,13 @@ def matmul(
             some = None if add is None else _items(add, first, min(_BATCH_LIMIT, batch - first))
             matmul(*pieces, add=some, alpha=alpha, beta=beta, gate=gate)
         return
+    if M > _ROW_LIMIT and N > 1:
+        for item, first in itertools.product(range(batch), range(0, M, _ROW_LIMIT)):
+            count = min(_ROW_LIMIT, M - first)
+            x, y, result = (_items(operand, item, 1) for operand in (a, b, out))
+            some = None if add is None else _rows(_items(add, item, 1), first, count)
+            matmul(_rows(x, first, count), y, _rows(result, first, count), add=some, alpha=alpha, beta=beta, gate=gate)
+        return
     epilogue = NOTHING if add is None and alpha == 1.0 else _epilogue(add, out.shape, alpha, beta)
     a_z, b_z = (a.strides[0], b.strides[0]) if len(out.shape) == 3 else (0, 0)
     device = out.array.device
@@ -235,6 +244,14 @@ def _epilogue(add: Operand | None, shape: tuple[int, ...], alpha: float, beta: f
     if missing < 0 or any(size not in (1, want) for size, want in wanted):
         raise ValueError(f"expected add to broadcast to {shape}, got {add.shape}")
     return Epilogue(add, (strides[0], strides[1], strides[2]), alpha, beta)
+
+
+def _rows(operand: Operand, first: int, count: int) -> Operand:
+    """`count` rows from the first on; the operand itself where one row, or none, stands for all."""
+    if len(operand.shape) < 2 or operand.shape[-2] == 1:
+        return operand
+    shape = (*operand.shape[:-2], count, operand.shape[-1])
+    return operand.viewed(shape, operand.strides, operand.offset + first * operand.strides[-2])
 
 
 def _items(operand: Operand, first: int, count: int) -> Operand:

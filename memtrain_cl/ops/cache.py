@@ -40,7 +40,7 @@ def launch_refresh(device: Device, cache: DeviceArray, state: DeviceArray, *, C:
     groups = ceil_div(n, 4)
     per = 1 if gpu else groups
     kernel = get_kernel(device, "codec", "decode_half", GPU=int(gpu), WORDS=0, C=C, PACKED=int(packed))
-    return kernel((ceil_div(groups, per), out), None, state, cache, np.uint32(n), np.uint32(per))
+    return kernel((ceil_div(groups, per) * out,), None, state, cache, np.uint32(n), np.uint32(per))
 
 
 def refresh_cache_(cache: torch.Tensor, state: torch.Tensor, *, C: int, packed: bool) -> None:

@@ -16,7 +16,7 @@ from memtrain_cl.device import Device
 from memtrain_cl.formats import check_c, packed_row_bytes
 from memtrain_cl.ops.launch import ready_device, require_layer, require_tensor
 from memtrain_cl.program import Kernel, get_kernel
-from memtrain_cl.tuning import flat_shape, groups_share_rows
+from memtrain_cl.tuning import ceil_div, flat_shape, groups_share_rows
 
 
 def _codec_kernel(device: Device, name: str, *, words: bool = False, C: int = 1, packed: bool = True) -> Kernel:
@@ -66,10 +66,16 @@ def decode_dense(state: torch.Tensor, scale: torch.Tensor, in_features: int, *, 
     device = ready_device(state)
     with Crossing(device, state) as cross:
         result, target = cross.output((out, n))
-        groups = -(-n // 4)
+        groups = ceil_div(n, 4)
         per = 1 if groups_share_rows(device.info) else groups
         kernel = _codec_kernel(device, "decode_dense", C=C, packed=packed)
         kernel(
-            (-(-groups // per), out), None, cross.read(state), cross.read(scale), target, np.uint32(n), np.uint32(per)
+            (ceil_div(groups, per) * out,),
+            None,
+            cross.read(state),
+            cross.read(scale),
+            target,
+            np.uint32(n),
+            np.uint32(per),
         )
     return result

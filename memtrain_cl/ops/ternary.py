@@ -46,7 +46,7 @@ def launch_ternary(
         local = (_WIDE_FLAT, 1)
         size = (ceil_div(rows * n // 16, _WIDE_FLAT) * _WIDE_FLAT, 1)
     elif gpu:
-        size = (ceil_div(n, 4), rows)
+        size = (ceil_div(n, 4) * rows, 1)
     else:
         per = ceil_div(rows, items)
         size = (ceil_div(rows, per), 1)
