@@ -138,8 +138,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as caught:
         KINDS[kind](tmp_path / "m")
+    assert caught.value.filename == str(tmp_path / "m")
     assert (tmp_path / "m").read_bytes() == before
     assert names(tmp_path) == ["m"]
 
@@ -155,8 +156,9 @@ def test_a_disk_that_is_full_halfway_is_said_and_leaves_nothing(tmp_path: Path, 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"File too large|requested and"):
+        with pytest.raises(OSError, match=r"File too large|requested and") as caught:
             write(tmp_path / "m")
+        assert str(tmp_path / "m") in str(caught.value)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (tmp_path / "m").read_bytes() == before

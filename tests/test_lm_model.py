@@ -179,3 +179,13 @@ def test_configuration_survives_json_and_names_what_is_wrong() -> None:
     del broken["steps"]
     with pytest.raises(ValueError, match="'steps' of TrainConfig"):
         TrainConfig.from_json(broken)
+
+
+def test_a_context_of_any_length_costs_what_is_used() -> None:
+    torch.manual_seed(0)
+    short = CausalLM(DENSE).eval()
+    endless = CausalLM(replace(DENSE, seq=10**12)).eval()
+    endless.load_state_dict(short.state_dict())
+    for length in (5, 3, 9, DENSE.seq):
+        tokens = torch.arange(length)[None] % 256
+        torch.testing.assert_close(endless(tokens), short(tokens), rtol=0, atol=0)

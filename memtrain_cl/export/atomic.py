@@ -42,7 +42,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     The file is flushed before the rename and the folder after it. A symbolic link stays and its target is replaced;
     permissions are those of the replaced file, or what the umask gives a new one. OSError when the folder is missing or
-    ``path`` is no regular file.
+    ``path`` is no regular file; one of the disk's names ``path``.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -57,8 +57,12 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.chmod(temporary, mode)
         _sync_file(temporary)
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            # A full disk names no file, and a temporary one says nothing to its reader.
+            said = error.strerror or str(error)
+            raise OSError(error.errno or errno.EIO, said, str(target)) from error
         raise
     _sync_folder(target.parent)
 

@@ -191,12 +191,16 @@ class Backbone(nn.Module):
         self._tables: tuple[Tensor, Tensor] | None = None
 
     def _rope(self, start: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The tables of these positions, computed on the host once for each device."""
-        if self._tables is None or self._tables[0].device != device or self._tables[0].shape[0] < start + length:
+        """The tables of these positions, computed on the host once for each device; longer ones as they are needed."""
+        tables, needed = self._tables, start + length
+        have = 0 if tables is None or tables[0].device != device else tables[0].shape[0]
+        if tables is None or have < needed:
+            # Twice as long each time, but not beyond the context: a file may name any.
+            rows = max(needed, min(2 * have, self.config.seq))
             with torch.device("cpu"):
-                tables = rope_tables(self.config, 0, max(start + length, self.config.seq))
-            self._tables = (tables[0].to(device), tables[1].to(device))
-        cos, sin = self._tables
+                made = rope_tables(self.config, 0, rows)
+            self._tables = tables = (made[0].to(device), made[1].to(device))
+        cos, sin = tables
         return cos[start : start + length], sin[start : start + length]
 
     def forward(self, tokens: Tensor, cache: KVCache | None) -> Tensor:
