@@ -1,4 +1,4 @@
-// Tensor cores of compute capability 9.0, by NVIDIA's inline PTX: four warps compute 64 x 256 of a block of 128 x 256 (_int8_copies.cl, DEPTH
+// Tensor cores of compute capability 9.0, by NVIDIA's inline PTX: four warps compute 64 x 256 of a block of 128 x 256 (_core_copies.cl, DEPTH
 // 128) by m64n256k32, which reads both operands from local memory, on its own while the warps go on. The instructions are for the target
 // sm_90a, which OpenCL's compiler does not name: they are comments to it, which memtrain_cl/program.py makes instructions in its PTX.
 //
@@ -16,7 +16,7 @@ LIST = ", ".join(f"%{i}" for i in range(128))
 __kernel __attribute__((reqd_work_group_size(${ITEMS}, 1, 1)))
 void matmul_int8(${parameters()}, const uint pairs) {
     // Eight rows of 128 bytes, exchanged, are what the descriptors below call a swizzle of 128 bytes; they begin on its size.
-    __local uint4 tiles[${STAGES * STAGE}] __attribute__((aligned(1024)));
+    __local uint4 tiles[${STAGES * STAGE // 16}] __attribute__((aligned(1024)));
     if (gated && gate[2] == 0) return;
 ${begin_block()}
     // Of an operand in local memory: its address / 16, 1024 / 16 between groups of eight rows, and the swizzle.
@@ -31,9 +31,9 @@ ${copy_stages(STAGES - 2)}
         asm volatile("cp.async.wait_group ${STAGES - 3};" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         barrier(CLK_LOCAL_MEM_FENCE);
-        const uint stage = tiles_at + turn % ${STAGES} * ${STAGE * 16};
+        const uint stage = tiles_at + turn % ${STAGES} * ${STAGE};
         const ulong of_a = kind | (ulong)((stage + team * ${64 * DEPTH}) >> 4);
-        const ulong of_b = kind | (ulong)((stage + ${ROWS_A * DEPTH}) >> 4);
+        const ulong of_b = kind | (ulong)((stage + ${BEGIN["b"]}) >> 4);
 ${hopper("wgmma.fence.sync.aligned;", "::")}
 % for part in range(DEPTH // 32):
         asm volatile("//@ { .reg .pred go; setp.ne.b32 go, %130, 0; wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {${LIST}}, %128, %129, go; }"

@@ -51,7 +51,12 @@ const __global char *a, const __global char *b, const __global float *row, const
         if (last && scales == 2) ${sums} = as_int${width}(convert_float${width}(${sums}) * (own * ${col}));
 </%def>
 % if KIND in ("mma", "wgmma"):
-#include "_int8_copies.cl"
+<%
+BYTES, DEEP = 1, {"a": False, "b": False}
+SOURCE, LEAD, FIRST, LAST = {"a": "a + a0", "b": "b + b0"}, {"a": "lda", "b": "ldb"}, "0", "K"
+%>
+#include "_core_copies.cl"
+#include "_int8_results.cl"
 % if KIND == "mma":
 #include "_int8_mma.cl"
 % else:

@@ -25,7 +25,8 @@ from memtrain_cl.device import Device, DeviceInfo, TensorCores, compute_capabili
 from memtrain_cl.errors import MemtrainError
 from memtrain_cl.program import get_kernel
 from memtrain_cl.runtimes import import_pyopencl
-from memtrain_cl.tuning_int8 import CHUNK, int8_shape
+from memtrain_cl.tuning_cores import CHUNK
+from memtrain_cl.tuning_int8 import int8_shape
 
 logger = logging.getLogger("memtrain_cl")
 

@@ -122,22 +122,26 @@ class MatmulShape:
     """How a product runs (kernels/matmul.cl): its template constants, its launch sizes, and what an item takes.
 
     per, columns: rows and columns of the result an item (CPU shape).   k_per: the part of K that a split sums.
+    warps: down and across, of a work-group on tensor cores, else (0, 0); stages, band: as kernels/_core_copies.cl says.
     """
 
     gpu: int
-    tile: int
-    side: int
-    width: int
-    tile_k: int
-    tile_n: int
-    tile_rows: int
-    held_rows: int
     global_size: tuple[int, int, int]
     local_size: tuple[int, int, int]
-    per: int
-    columns: int
     k_per: int
     splits: int
+    tile: int = 0
+    side: int = 0
+    width: int = 0
+    tile_k: int = 0
+    tile_n: int = 0
+    tile_rows: int = 0
+    held_rows: int = 0
+    per: int = 1
+    columns: int = 1
+    warps: tuple[int, int] = (0, 0)
+    stages: int = 0
+    band: int = 0
 
     @property
     def panel(self) -> int:
@@ -161,6 +165,10 @@ class MatmulShape:
             "TILE_N": self.tile_n,
             "TILE_ROWS": self.tile_rows,
             "HELD_ROWS": self.held_rows,
+            "WARPS_M": self.warps[0],
+            "WARPS_N": self.warps[1],
+            "STAGES": self.stages,
+            "BAND": self.band,
         }
 
 
@@ -204,12 +212,12 @@ def _gpu_matmul_shape(info: DeviceInfo, M: int, N: int, K: int, batch: int, deco
             (tile, side, splits) for tile, side in _GPU_TURNS if tile == 64 or fits for splits in range(1, most + 1)
         ]
         tile, side, splits = min(choices, key=lambda choice: _gpu_cost(info, M, N, K, batch, *choice))
-    k_per, splits = _split(K, splits, GPU_TILE_K)
+    k_per, splits = split_of(K, splits, GPU_TILE_K)
     grid = (ceil_div(N, tile) * side, ceil_div(M, tile) * side, batch * splits)
-    return MatmulShape(1, tile, side, 0, GPU_TILE_K, 0, 0, 0, grid, (side, side, 1), 1, 1, k_per, splits)
+    return MatmulShape(1, grid, (side, side, 1), k_per, splits, tile=tile, side=side, tile_k=GPU_TILE_K)
 
 
-def _split(K: int, splits: int, multiple: int) -> tuple[int, int]:
+def split_of(K: int, splits: int, multiple: int) -> tuple[int, int]:
     """(elements of K that a split takes, how many splits that makes)."""
     k_per = max(1, ceil_div(ceil_div(K, splits), multiple)) * multiple
     return k_per, max(1, ceil_div(K, k_per))
@@ -246,9 +254,22 @@ def _cpu_matmul_shape(info: DeviceInfo, M: int, N: int, K: int, batch: int, deco
     )
     items = ceil_div(M, per) * ceil_div(N, columns) * batch
     few = items < info.compute_units
-    k_per, splits = _split(K, min(most, ceil_div(2 * info.compute_units, items)) if few else 1, 1)
+    k_per, splits = split_of(K, min(most, ceil_div(2 * info.compute_units, items)) if few else 1, 1)
     grid = (ceil_div(N, columns), ceil_div(M, per), batch * splits)
-    return MatmulShape(0, 0, 0, width, tile_k, tile_n, tile_rows, held, grid, (1, 1, 1), per, columns, k_per, splits)
+    return MatmulShape(
+        0,
+        grid,
+        (1, 1, 1),
+        k_per,
+        splits,
+        width=width,
+        tile_k=tile_k,
+        tile_n=tile_n,
+        tile_rows=tile_rows,
+        held_rows=held,
+        per=per,
+        columns=columns,
+    )
 
 
 def packs(shape: MatmulShape, M: int, N: int, K: int, left_lead: int, right_lead: int) -> tuple[bool, bool]:
@@ -304,7 +325,7 @@ def matvec_shape(info: DeviceInfo, rows: bool, M: int, K: int, batch: int) -> Ma
         lanes = min(256, max(8, power_of_two_at_least(ceil_div(K, 16)))) if rows else 8
         groups = ceil_div(M, 256 // lanes)
         wanted, least = 4 * info.compute_units, 2048 if rows else 64
-        k_per, splits = _split(K, max(1, min(MOST_PARTS, ceil_div(wanted, groups * batch), K // least)), 1)
+        k_per, splits = split_of(K, max(1, min(MOST_PARTS, ceil_div(wanted, groups * batch), K // least)), 1)
         local = (256, 1, 1) if rows else (32, 8, 1)
         return MatvecShape(1, lanes, (groups * local[0], local[1], batch * splits), local, 1, k_per, splits)
     wanted = 4 * info.compute_units
@@ -315,5 +336,5 @@ def matvec_shape(info: DeviceInfo, rows: bool, M: int, K: int, batch: int) -> Ma
         per, least = min(HELD_COLUMNS, max(256, ceil_div(M, wanted))), 256
     items = ceil_div(M, per)
     splits = max(1, min(MOST_PARTS, ceil_div(wanted, items * batch), K // least))
-    k_per, splits = _split(K, splits, 4)
+    k_per, splits = split_of(K, splits, 4)
     return MatvecShape(0, 1, (items, 1, batch * splits), (1, 1, 1), per, k_per, splits)

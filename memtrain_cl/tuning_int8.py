@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from memtrain_cl.device import DeviceInfo
 from memtrain_cl.tuning import TILE_M, ceil_div, groups_share_rows
+from memtrain_cl.tuning_cores import BAND, STAGE_BYTES, STAGES, WARPS, blocks_of
 
 #: Who forms the sums. More ways of one device, its tensor cores say, are kinds of their own.
 Kind = Literal["float", "dot", "vnni", "mma", "wgmma"]
@@ -25,14 +26,6 @@ _PANELS = {("vnni", 16): 32, ("float", 16): 64, ("float", 8): 16}
 #: What filling a row of a tile, or a column of a panel, costs beside a sum of it.
 _ROW_COST, _COLUMN_COST = 10.0, 20.0
 
-
-#: Bytes that tensor cores take at a time: rows begin on them. Elements of a stage, and rows of blocks in a band.
-CHUNK = 16
-_STAGE_DEPTH, _BAND = 128, 8
-#: Warps of a group, down and across, with 64 x 64 of a block each; "wgmma" has the first alone.
-_WARPS = ((2, 4), (2, 2), (1, 2))
-#: Stages in local memory, by kind.
-_STAGES: Mapping[str, int] = {"mma": 3, "wgmma": 4}
 
 #: The template's constants of a shape, all of them, where they have no meaning.
 NOTHING: Mapping[str, Any] = {
@@ -59,14 +52,14 @@ class Int8Shape:
         """The kernel's last ones. words: every row of both operands begins on four bytes. pairs: every row of the
         result begins on eight.
         """
-        if self.constants["KIND"] in _STAGES:
+        if self.constants["KIND"] in STAGES:
             return (pairs,)
         return (self.block, words) if self.gpu else (self.per, self.columns)
 
 
 def int8_shape(info: DeviceInfo, M: int, N: int, K: int, *, ternary: bool, chunks: bool) -> Int8Shape:
     """The shape for a product [M, N] summed over K. ternary: b holds no more than -1, 0 and 1. chunks: every row of
-    both operands begins on `CHUNK` bytes.
+    both operands begins on `tuning_cores.CHUNK` bytes.
     """
     if groups_share_rows(info) and info.tensor_cores and chunks:
         return _tensor_core_shape(info, M, N)
@@ -77,12 +70,9 @@ def int8_shape(info: DeviceInfo, M: int, N: int, K: int, *, ternary: bool, chunk
 
 def _tensor_core_shape(info: DeviceInfo, M: int, N: int) -> Int8Shape:
     # Large blocks read least; small results need more groups than they give.
-    for down, across in _WARPS[info.tensor_cores == "narrow" :]:
-        groups = ceil_div(M, 64 * down) * ceil_div(N, 64 * across)
-        if groups >= info.compute_units:
-            break
-    kind: Kind = "wgmma" if info.tensor_cores == "wgmma" and (down, across) == _WARPS[0] else "mma"
-    own = {"WARPS_M": down, "WARPS_N": across, "DEPTH": _STAGE_DEPTH, "STAGES": _STAGES[kind], "BAND": _BAND}
+    down, across, groups = blocks_of(info, M, N, WARPS)
+    kind: Kind = "wgmma" if info.tensor_cores == "wgmma" and (down, across) == WARPS[0] else "mma"
+    own = {"WARPS_M": down, "WARPS_N": across, "DEPTH": STAGE_BYTES, "STAGES": STAGES[kind], "BAND": BAND}
     constants = {**NOTHING, "KIND": kind, "GPU": 1, **own}
     if kind == "wgmma":
         constants["PTX_TARGET"] = "sm_90a"

@@ -47,6 +47,7 @@ LEVELS = {
     "sharing": 2,
     "staging": 2,
     "tuning": 2,
+    "tuning_cores": 2,
     "tuning_decode": 2,
     "tuning_int8": 2,
     "inline_assembly": 2,

@@ -11,7 +11,7 @@ import torch
 
 import memtrain_cl.torch_device
 from memtrain_cl import tuning
-from memtrain_cl.device import Device
+from memtrain_cl.device import Device, TensorCores
 from memtrain_cl.launchers import matmul as room
 from memtrain_cl.launchers.matmul import matmul, matrix_layout
 from memtrain_cl.memory import pool_of
@@ -21,6 +21,7 @@ from memtrain_cl.torch_device.aten import matmul as handlers
 from memtrain_cl.torch_device.aten.copy import contiguous
 from memtrain_cl.torch_device.tensor import torch_device
 from memtrain_cl.tuning import TILE_M, groups_share_rows, matmul_shape, matvec_shape
+from memtrain_cl.tuning_cores import core_shape
 from tests.operands import element_of, operand_of, tensor_of
 
 memtrain_cl.torch_device.require_registered()
@@ -78,6 +79,46 @@ def test_layouts_and_types(shaped: Device, left: bool, right: bool, dtype: torch
         offset = 8 if M % 4 == N % 4 == K % 4 == 0 else 3
         matmul(transposable(shaped, a, left, offset), transposable(shaped, b, right, 8), out)
         check(out, a, b)
+
+
+#: One below, on and above blocks of 128 x 256 and 128 x 128 and stages of 64, in rows of whole chunks; parts of K.
+CORE_SIZES = [(8, 8, 8), (120, 264, 72), (136, 128, 64), (264, 520, 136), (128, 256, 4160), (16, 8, 1000)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+def test_rows_of_whole_chunks_of_sixteen_bits(device: Device, left: bool, right: bool, dtype: torch.dtype) -> None:
+    for M, N, K in CORE_SIZES:
+        a, b, add = torch.randn(2, M, K).to(dtype), torch.randn(2, K, N).to(dtype), torch.randn(N).to(dtype)
+        # Few units let blocks be large.
+        for units in (1, device.info.compute_units):
+            one = device.with_capabilities(compute_units=units)
+            out = out_of(one, (2, M, N), dtype)
+            x, y = transposable(one, a, left, 16), transposable(one, b, right, 8)
+            matmul(x, y, out, add=operand_of(one, add), alpha=0.5)
+            check(out, a, b, add, 0.5)
+            item = out_of(one, (M, N), dtype)
+            matmul(transposable(one, a[1], left, 8), transposable(one, b[1], right, 0), item)
+            check(item, a[1], b[1])
+
+
+@pytest.mark.parametrize(("cores", "granted"), [("narrow", 99 << 10), ("mma", 220 << 10), ("wgmma", 220 << 10)])
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (129, 257, 100), (4096, 4096, 4096), (64, 64, 65536), (100_000, 8, 64)])
+@pytest.mark.parametrize("batch", [1, 7])
+def test_blocks_of_sixteen_bits_cover_the_result_and_fit(
+    device: Device, cores: TensorCores, granted: int, sizes: tuple[int, int, int], batch: int
+) -> None:
+    M, N, K = sizes
+    shape = core_shape(device.with_capabilities(tensor_cores=cores, compute_units=132).info, M, N, K, batch)
+    down, across = (64 * warps for warps in shape.warps)
+    assert shape.global_size[0] // shape.local_size[0] == -(-M // down) * -(-N // across)
+    assert shape.local_size == (down * across // 128, 1, 1)
+    assert shape.global_size[2] == batch * shape.splits
+    assert shape.stages * 128 * (down + across) <= granted
+    assert shape.k_per % 64 == 0
+    assert (shape.splits - 1) * shape.k_per < K <= shape.splits * shape.k_per
+    assert shape.splits == 1 or batch * shape.splits * shape.global_size[0] // shape.local_size[0] <= 132
 
 
 ADDED: dict[str, Callable[[int, int, int], torch.Tensor]] = {

@@ -13,14 +13,18 @@ import numpy as np
 from memtrain_cl.array import DeviceArray
 from memtrain_cl.device import Device, DeviceInfo
 from memtrain_cl.elements import ELEMENTS
+from memtrain_cl.inline_assembly import note_inline_assembly
 from memtrain_cl.launchers.matvec import NOTHING, Epilogue, Plan, gate_arguments, matvec, sum_parts
 from memtrain_cl.operand import Operand, empty_operand
 from memtrain_cl.program import get_kernel
-from memtrain_cl.tuning import MatmulShape, ceil_div, matmul_shape, packs
+from memtrain_cl.tuning import MatmulShape, ceil_div, groups_share_rows, matmul_shape, packs
+from memtrain_cl.tuning_cores import CHUNK, core_shape
 
 #: Items of the third dimension that every driver launches at once, rows that as many groups of the second have at
 #: least, and row lengths that kernels count in 32 bits.
 _BATCH_LIMIT, _ROW_LIMIT, _LENGTH_LIMIT = 65535, 65535 * 64, 1 << 32
+#: Types that tensor cores multiply with float32 sums.
+_OF_CORES = frozenset({"float16", "bfloat16"})
 #: Batches above this are enough work without splitting K.
 _SPLIT_LIMIT = 1024
 
@@ -44,11 +48,14 @@ def _plan(
     right: tuple[str, int],
     types: tuple[str, str, str],
     between: tuple[int, int],
-    flags: tuple[bool, bool, bool, bool],
+    flags: tuple[bool, bool, bool, bool, bool],
 ) -> Plan:
-    aligned, epilogue, tiled, gated = flags
+    aligned, epilogue, tiled, gated, cores = flags
     batch, M, N, K = sizes
-    shape = matmul_shape(device.info, M, N, K, batch, may_split=batch <= _SPLIT_LIMIT)
+    if cores:
+        shape = core_shape(device.info, M, N, K, batch)
+    else:
+        shape = matmul_shape(device.info, M, N, K, batch, may_split=batch <= _SPLIT_LIMIT)
     split = shape.splits > 1
     kernel = get_kernel(
         device,
@@ -89,7 +96,7 @@ def _packed_elements(shape: MatmulShape, length: int, K: int, tiles: bool) -> tu
 
 
 def workspace_bytes(info: DeviceInfo, sizes: tuple[int, int, int, int], left: int, right: int) -> int:
-    """Bytes that `matmul` takes on such a device beside its operands and the result.
+    """Bytes that `matmul` takes on such a device beside float32 operands and the result.
 
     sizes: (batch, M, N, K).   left, right: the strides of the operands' last two dimensions that are not 1. The few
     sums of products with one row or one column are not counted.
@@ -146,10 +153,18 @@ def _pack(
     return packed, each
 
 
-def _whole_fours(operand: Operand, lead: int, step: int) -> bool:
-    """Whether every row begins on four whole elements, as wide loads want it."""
-    bytes_of_four = 4 * ELEMENTS[operand.element].itemsize
-    return operand.array.alignment >= bytes_of_four and operand.offset % 4 == lead % 4 == step % 4 == 0
+def _whole(size: int, operand: Operand, lead: int, step: int) -> bool:
+    """Whether every row begins on a multiple of `size` bytes, as wide loads want it."""
+    elements = size // ELEMENTS[operand.element].itemsize
+    return operand.array.alignment >= size and operand.offset % elements == lead % elements == step % elements == 0
+
+
+def _on_cores(device: Device, element: str) -> bool:
+    """Whether products of this type run on tensor cores."""
+    if element not in _OF_CORES or not device.info.inline_ptx or not groups_share_rows(device.info):
+        return False
+    note_inline_assembly(device)
+    return bool(device.info.tensor_cores)
 
 
 def matmul(
@@ -222,9 +237,13 @@ def matmul(
     if tiled:
         a, a_z = _pack(device, a, shape, (batch, M, K), {"LEFT": "rows" if left[0] else "columns"}, left[1], gate)
         left = (left[0], ceil_div(K, shape.tile_k))
-    aligned = _whole_fours(a, left[1], a_z) and _whole_fours(b, kind[1], b_z)
+    fours = 4 * ELEMENTS[a.element].itemsize, 4 * ELEMENTS[b.element].itemsize
+    aligned = _whole(fours[0], a, left[1], a_z) and _whole(fours[1], b, kind[1], b_z)
     types = (a.element, b.element, out.element)
-    plan = _plan(device, sizes, left, kind, types, (a_z, b_z), (aligned, epilogue.needed, tiled, gate is not None))
+    chunks = _whole(CHUNK, a, left[1], a_z) and _whole(CHUNK, b, kind[1], b_z)
+    cores = chunks and gate is None and len(set(types)) == 1 and K > 0 and _on_cores(device, types[0])
+    flags = (aligned, epilogue.needed, tiled, gate is not None, cores)
+    plan = _plan(device, sizes, left, kind, types, (a_z, b_z), flags)
     split = plan.parts > 1
     target = empty_operand(device, (batch * plan.parts, M, N), "float32") if split else out
     extra = (*(() if split else epilogue.arguments(out)), *gate_arguments(gate))

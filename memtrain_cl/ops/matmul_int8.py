@@ -25,7 +25,8 @@ from memtrain_cl.ops.stochastic import launch_quantize
 from memtrain_cl.ops.ternary import launch_ternary
 from memtrain_cl.program import Kernel, get_kernel
 from memtrain_cl.tuning import flat_shape
-from memtrain_cl.tuning_int8 import CHUNK, NOTHING, Int8Shape, int8_shape
+from memtrain_cl.tuning_cores import CHUNK
+from memtrain_cl.tuning_int8 import NOTHING, Int8Shape, int8_shape
 
 #: The longest sum of codes by ternary weights that int32 holds, rounded down to a power of two.
 TERNARY_LONGEST = 1 << 24
