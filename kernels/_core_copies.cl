@@ -2,27 +2,32 @@
 // cp.async brings tiles of DEPTH elements of rows of both operands to local memory, of which STAGES wait there.
 //
 // Of the operands "a" and "b" the includer says: SOURCE, a pointer to the first element; LEAD, elements from a row to the next; BYTES of an
-// element; and FIRST and LAST, the part of K. DEEP: an operand lies with K along its columns, a tile of it as [K][rows], else as [rows][K].
+// element; and FIRST and LAST, the part of K. DEEP: an operand lies with K along its columns. A tile of it is panels [K][64] then, of 64
+// of the block's rows or columns each, and of the others it is one panel [rows][K].
 //
-// A row of a tile is chunks of sixteen bytes. What reads the same chunk of eight rows at once would meet in one bank of local memory: so
-// the chunks of a row are exchanged by an exclusive or with the row's number, and the eight lie in eight banks. Rows begin on sixteen
-// bytes in global memory, too. The array in local memory is of uint4, since what reads and writes it wants them aligned.
+// A row of a panel is eight chunks of sixteen bytes. What reads the same chunk of eight rows at once would meet in one bank of local
+// memory: so the chunks of a row are exchanged by an exclusive or with the row's number, and the eight lie in eight banks. Rows begin on
+// sixteen bytes in global memory, too. The array in local memory is of uint4, since what reads and writes it wants them aligned.
 <%
 ITEMS = 32 * WARPS_M * WARPS_N
 LENGTH = {"a": 64 * WARPS_M, "b": 64 * WARPS_N}
 ORIGIN, SIZE = {"a": "m0", "b": "n0"}, {"a": "M", "b": "N"}
-# Bytes of a row of a tile, and rows that all items together fill at once, eight or a multiple of it.
-PITCH = {name: (LENGTH[name] if DEEP[name] else DEPTH) * BYTES for name in "ab"}
-STEP = {name: ITEMS * 16 // PITCH[name] for name in "ab"}
+# Bytes of a row of a panel, and of a panel of a deep operand.
+ROW = 128
+PANEL = DEPTH * ROW
+# Chunks of a row of a tile, and rows that all items together fill at once, eight or a multiple of it.
+CHUNKS = {name: (LENGTH[name] if DEEP[name] else DEPTH) * BYTES // 16 for name in "ab"}
+STEP = {name: ITEMS // CHUNKS[name] for name in "ab"}
 COUNT = {name: (DEPTH if DEEP[name] else LENGTH[name]) // STEP[name] for name in "ab"}
 # Where a tile begins in its stage, and the bytes of a stage.
 BEGIN = {"a": 0, "b": LENGTH["a"] * DEPTH * BYTES}
 STAGE = (LENGTH["a"] + LENGTH["b"]) * DEPTH * BYTES
-# Elements of a chunk.
+# Elements of a chunk; what inline assembly calls registers of the sums' type.
 PER = 16 // BYTES
+REGISTER = {"int": "r", "float": "f"}
 # The chunks that an item copies of a stage, by operand.
 COPIES = [(name, i) for name in "ab" for i in range(COUNT[name])]
-assert DEPTH * BYTES == 128 and all(step % 8 == 0 for step in STEP.values())
+assert DEPTH * BYTES == ROW and all(step % 8 == 0 for step in STEP.values())
 %>
 inline void copy_chunk(const uint to, const __global char *from, const uint bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(bytes) : "memory");
@@ -47,9 +52,10 @@ inline void copy_chunk(const uint to, const __global char *from, const uint byte
     const uint turns = (${LAST} - ${FIRST} + ${DEPTH - 1}) / ${DEPTH};
 % for name in "ab":
     // What an item copies of a stage: a chunk of every ${STEP[name]}th row of the tile.
-    const uint row_${name} = item / ${PITCH[name] // 16};
-    const uint chunk_${name} = item % ${PITCH[name] // 16};
-    const uint place_${name} = tiles_at + ${BEGIN[name]} + row_${name} * ${PITCH[name]} + 16 * (chunk_${name} ^ (row_${name} & 7));
+    const uint row_${name} = item / ${CHUNKS[name]};
+    const uint chunk_${name} = item % ${CHUNKS[name]};
+    const uint place_${name} = tiles_at + ${BEGIN[name]} + chunk_${name} / 8 * ${PANEL} + row_${name} * ${ROW}
+        + 16 * ((chunk_${name} ^ row_${name}) & 7);
     const size_t step_${name} = (size_t)${LEAD[name]} * ${STEP[name] * BYTES};
 % if DEEP[name]:
     const __global char *from_${name} = (const __global char *)(${SOURCE[name]})
@@ -77,7 +83,7 @@ inline void copy_chunk(const uint to, const __global char *from, const uint byte
 % for name, i in copies:
 <% there = f"next_k + (int)(row_{name} + {i * STEP[name]}) < (int){LAST}" if DEEP[name] else f"there_{name} & {1 << i}" %>\
         // Nothing is read of a chunk of no bytes, and zeros are written.
-        copy_chunk(slot + place_${name} + ${i * STEP[name] * PITCH[name]}, from_${name}${f" + {i} * step_{name}" if i else ""}, ${there} ? bytes_${name} : 0);
+        copy_chunk(slot + place_${name} + ${i * STEP[name] * ROW}, from_${name}${f" + {i} * step_{name}" if i else ""}, ${there} ? bytes_${name} : 0);
 % endfor
 </%def>
 <%def name="end_copies()">

@@ -18,9 +18,9 @@
 // GATE: the kernels do nothing while gate[2], whether a layer's clock fires, is 0.
 //
 // No dense weight exists beside a counter layer: a tile of it at most, in local memory. Launched by memtrain_cl/launchers/matmul.py.
-// Constants: WARPS_M, not 0: 16-bit operands on tensor cores (_matmul_mma.cl); GPU (work-groups with tiles of both operands in local memory) or not (a work-item with a register tile beside
-// panels); LEFT, RIGHT, the three element types, C, PACKED, ALIGNED (rows of a and dense b begin on four whole elements), EPILOGUE, GATE,
-// and the shape's own, below.
+// Constants: CORES, not "": 16-bit operands on tensor cores (_matmul_cores.cl); GPU (work-groups with tiles of both operands in local
+// memory) or not (a work-item with a register tile beside panels); LEFT, RIGHT, the three element types, C, PACKED, ALIGNED (rows of a and
+// dense b begin on four whole elements), EPILOGUE, GATE, and the shape's own, below.
 <% VECTOR_WIDTHS = (1, 4) if GPU else (1, 4, 8) %>
 #include "_types.cl"
 #include "_code6.cl"
@@ -121,8 +121,8 @@ const __global ${stored(LEFT_TYPE)} *left, const __global ${RIGHT_STORED} *right
     add += add0 + z * add_z;
 % endif
 </%def>
-% if WARPS_M:
-#include "_matmul_mma.cl"
+% if CORES:
+#include "_matmul_cores.cl"
 % elif GPU:
 #include "_matmul_gpu.cl"
 % else:

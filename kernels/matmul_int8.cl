@@ -11,7 +11,7 @@
 //   "float"   by float32 multiply-adds, which every device does fast: products and sums of a block of K are whole numbers below
 //             2^24, which float32 holds exactly, fused or not
 //   "dot"     by cl_khr_integer_dot_product, four products a turn (GPU shape)
-//   "mma", "wgmma"   by NVIDIA's tensor cores, in inline assembly (_int8_mma.cl, _int8_wgmma.cl)
+//   "mma", "wgmma"   by NVIDIA's tensor cores, in inline assembly (_int8_cores.cl)
 //   "vnni"    by x86's instruction for it, in inline assembly (CPU shape, _int8_vnni.cl)
 // Between blocks of K the sums wait in `out` itself, as int (tensor cores hold them). a begins a0 elements into its buffer, b b0, row
 // row0. The gate (int64 [4], a layer's clock) ends everything at once where `gated` and gate[2], whether the step fires, is 0.
@@ -51,17 +51,7 @@ const __global char *a, const __global char *b, const __global float *row, const
         if (last && scales == 2) ${sums} = as_int${width}(convert_float${width}(${sums}) * (own * ${col}));
 </%def>
 % if KIND in ("mma", "wgmma"):
-<%
-BYTES, DEEP = 1, {"a": False, "b": False}
-SOURCE, LEAD, FIRST, LAST = {"a": "a + a0", "b": "b + b0"}, {"a": "lda", "b": "ldb"}, "0", "K"
-%>
-#include "_core_copies.cl"
-#include "_int8_results.cl"
-% if KIND == "mma":
-#include "_int8_mma.cl"
-% else:
-#include "_int8_wgmma.cl"
-% endif
+#include "_int8_cores.cl"
 % elif GPU:
 #include "_int8_gpu.cl"
 % else:

@@ -48,7 +48,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 #: How a device's tensor cores multiply bytes, "" for not at all, "narrow" for the way of "mma" in smaller blocks, which
-#: need less local memory: see kernels/_int8_mma.cl and _int8_wgmma.cl. A device has all that come before its own.
+#: need less local memory: see kernels/_core_mma.cl and _core_wgmma.cl. A device has all that come before its own.
 TensorCores = Literal["", "narrow", "mma", "wgmma"]
 TENSOR_CORES: tuple[TensorCores, ...] = ("narrow", "mma", "wgmma")
 DeviceType = Literal["gpu", "accelerator", "cpu"]

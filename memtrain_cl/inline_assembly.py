@@ -2,8 +2,8 @@
 
 x86 (kernels/_int8_vnni.cl): the processor must have the instruction (AVX-512 VNNI), the device be that processor, and
 its compiler put the instruction where the kernel wants it. Compilers of OpenCL differ in this, and some end the
-process: so a child process multiplies once before anybody relies on it. Tensor cores (kernels/_int8_mma.cl and
-_int8_wgmma.cl): a GPU and a driver that take the PTX and grant more local memory than they list; it multiplies once in
+process: so a child process multiplies once before anybody relies on it. Tensor cores (kernels/_core_mma.cl and
+_core_wgmma.cl): a GPU and a driver that take the PTX and grant more local memory than they list; it multiplies once in
 this process, since a refusal is an ordinary error. Where the right numbers do not come back, the portable way stays.
 """
 

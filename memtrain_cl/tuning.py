@@ -122,7 +122,8 @@ class MatmulShape:
     """How a product runs (kernels/matmul.cl): its template constants, its launch sizes, and what an item takes.
 
     per, columns: rows and columns of the result an item (CPU shape).   k_per: the part of K that a split sums.
-    warps: down and across, of a work-group on tensor cores, else (0, 0); stages, band: as kernels/_core_copies.cl says.
+    cores: the instruction of tensor cores, else "".   warps (down and across), stages, band: as kernels/_core_copies.cl
+    says, of a work-group on tensor cores.
     """
 
     gpu: int
@@ -139,6 +140,7 @@ class MatmulShape:
     held_rows: int = 0
     per: int = 1
     columns: int = 1
+    cores: str = ""
     warps: tuple[int, int] = (0, 0)
     stages: int = 0
     band: int = 0
@@ -154,9 +156,11 @@ class MatmulShape:
         return self.tile_rows // TILE_M * (self.tile_k * TILE_M + ceil_div(TILE_M, 4) * 4 - TILE_M)
 
     @property
-    def constants(self) -> dict[str, int]:
-        """The template's constants."""
+    def constants(self) -> dict[str, Any]:
+        """The template's constants, and what `program.get_kernel` takes beside them."""
         return {
+            **({"PTX_TARGET": WGMMA_TARGET} if self.cores == "wgmma" else {}),
+            "CORES": self.cores,
             "GPU": self.gpu,
             "TILE": self.tile,
             "SIDE": self.side,
@@ -180,6 +184,8 @@ _PANELS = {16: 64, 8: 16}
 _PACKED_SIZE, _PACKED_LEAD, _PACKED_USES = 1 << 20, 1 << 10, 4
 #: Depth of the GPU shape's tiles.
 GPU_TILE_K = 16
+#: What NVIDIA's assembler calls the target of the instruction "wgmma".
+WGMMA_TARGET = "sm_90a"
 #: Splits of K at most, and elements of K that a split has at least.
 MOST_SPLITS, LEAST_SPLIT = 16, 256
 #: (tile, side): cycles of one turn of TILE_K for each group that shares a compute unit, and the least that a turn takes
@@ -314,6 +320,8 @@ class MatvecShape:
     splits: int
 
 
+#: What NVIDIA's assembler calls the target of the instruction "wgmma".
+WGMMA_TARGET = "sm_90a"
 #: Splits of K at most, which one item sums; columns whose sums a CPU item keeps in local memory.
 MOST_PARTS, HELD_COLUMNS = 64, 1024
 

@@ -1,8 +1,9 @@
-"""How products run on tensor cores (kernels/_core_copies.cl): blocks of work-groups; of 16-bit products the whole shape."""
+"""How products run on tensor cores (kernels/_core_copies.cl): blocks of work-groups; whole shapes of 16-bit products."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from memtrain_cl.device import DeviceInfo
 from memtrain_cl.tuning import MOST_SPLITS, MatmulShape, ceil_div, split_of
@@ -32,9 +33,15 @@ def blocks_of(
     return down, across, groups
 
 
+def instruction_of(info: DeviceInfo, warps: tuple[int, int]) -> Literal["mma", "wgmma"]:
+    """The instruction for blocks of so many warps."""
+    return "wgmma" if info.tensor_cores == "wgmma" and warps == WARPS[0] else "mma"
+
+
 def core_shape(info: DeviceInfo, M: int, N: int, K: int, batch: int) -> MatmulShape:
     """The shape for `batch` products [M, N] of 16-bit numbers over K, where the device has tensor cores."""
     down, across, groups = blocks_of(info, M, N, WARPS[:2], batch)
+    kind = instruction_of(info, (down, across))
     splits = min(MOST_SPLITS, K // _LEAST_SPLIT, info.compute_units // (groups * batch))
     k_per, splits = split_of(K, max(1, splits), STAGE_BYTES // 2)
     items = 32 * down * across
@@ -44,7 +51,8 @@ def core_shape(info: DeviceInfo, M: int, N: int, K: int, batch: int) -> MatmulSh
         local_size=(items, 1, 1),
         k_per=k_per,
         splits=splits,
+        cores=kind,
         warps=(down, across),
-        stages=STAGES["mma"],
+        stages=STAGES[kind],
         band=BAND,
     )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from memtrain_cl.device import DeviceInfo
-from memtrain_cl.tuning import TILE_M, ceil_div, groups_share_rows
-from memtrain_cl.tuning_cores import BAND, STAGE_BYTES, STAGES, WARPS, blocks_of
+from memtrain_cl.tuning import TILE_M, WGMMA_TARGET, ceil_div, groups_share_rows
+from memtrain_cl.tuning_cores import BAND, STAGE_BYTES, STAGES, WARPS, blocks_of, instruction_of
 
 #: Who forms the sums. More ways of one device, its tensor cores say, are kinds of their own.
 Kind = Literal["float", "dot", "vnni", "mma", "wgmma"]
@@ -71,11 +71,11 @@ def int8_shape(info: DeviceInfo, M: int, N: int, K: int, *, ternary: bool, chunk
 def _tensor_core_shape(info: DeviceInfo, M: int, N: int) -> Int8Shape:
     # Large blocks read least; small results need more groups than they give.
     down, across, groups = blocks_of(info, M, N, WARPS)
-    kind: Kind = "wgmma" if info.tensor_cores == "wgmma" and (down, across) == WARPS[0] else "mma"
+    kind = instruction_of(info, (down, across))
     own = {"WARPS_M": down, "WARPS_N": across, "DEPTH": STAGE_BYTES, "STAGES": STAGES[kind], "BAND": BAND}
     constants = {**NOTHING, "KIND": kind, "GPU": 1, **own}
     if kind == "wgmma":
-        constants["PTX_TARGET"] = "sm_90a"
+        constants["PTX_TARGET"] = WGMMA_TARGET
     items = 32 * down * across
     return Int8Shape(constants, True, (groups * items,), (items,), 0, 1, 1)
 

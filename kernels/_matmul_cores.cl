@@ -1,14 +1,19 @@
-// 16-bit operands on tensor cores of compute capability 8.0 and above (_core_mma.cl): rows of both begin on sixteen bytes. The sums are
-// float32, and rounded once.
+// 16-bit operands on tensor cores, by the instruction that CORES names (_core_mma.cl, _core_wgmma.cl): rows of both begin on sixteen bytes.
+// The sums are float32, and rounded once.
 <%
 BYTES, DEPTH = 2, 64
 DEEP = {"a": LEFT == "columns", "b": RIGHT == "dense"}
 SOURCE, LEAD, FIRST, LAST = {"a": "left", "b": "right"}, {"a": "lda", "b": "ldb"}, "k_first", "k_last"
 TYPE = {"float16": "f16", "bfloat16": "bf16"}[LEFT_TYPE]
-INSTRUCTION, SUM, KIND_OF_SUM = f"m16n8k16.row.col.f32.{TYPE}.{TYPE}.f32", "float", "f"
+SUM, MODES = "float", f", 1, 1, {int(DEEP['a'])}, {int(DEEP['b'])}"
+INSTRUCTION = {"mma": f"m16n8k16.row.col.f32.{TYPE}.{TYPE}.f32", "wgmma": f"m64n256k16.f32.{TYPE}.{TYPE}"}
 %>
 #include "_core_copies.cl"
+% if CORES == "mma":
 #include "_core_mma.cl"
+% else:
+#include "_core_wgmma.cl"
+% endif
 <%doc>Two neighbouring sums of row m to their place, from column n0 + at on.</%doc>
 <%def name="put_pair(at, x, y)">
             {
@@ -38,23 +43,21 @@ INSTRUCTION, SUM, KIND_OF_SUM = f"m16n8k16.row.col.f32.{TYPE}.{TYPE}.f32", "floa
 </%def>
 __kernel __attribute__((reqd_work_group_size(${ITEMS}, 1, 1)))
 void matmul(${parameters()}) {
-    __local uint4 tiles[${STAGES * STAGE // 16}];
+    __local uint4 tiles[${STAGES * STAGE // 16}] __attribute__((aligned(1024)));
     ${begin()}
 ${begin_block()}
-${products()}
+${products_mma() if CORES == "mma" else products_wgmma()}
     // Every row begins on a pair.
     const bool pairs = N % 2 == 0 && (size_t)out % ${8 if OUT_TYPE == "float32" else 4} == 0;
-% for i in FOUR:
-% for h in range(2):
+% for m, sums in RESULTS:
     {
-        const uint m = m_own + ${16 * i + 8 * h};
+        const uint m = ${m};
         if (m < M) {
             __global ${stored(OUT_TYPE)} *target = out + (size_t)m * N;
-% for j in EIGHT:
-${put_pair(f"n_own + {8 * j}", f"s{i}_{j}_{2 * h}", f"s{i}_{j}_{2 * h + 1}")}
+% for at, x, y in sums:
+${put_pair(at, x, y)}
 % endfor
         }
     }
-% endfor
 % endfor
 }
