@@ -23,7 +23,7 @@ def _peer(left: torch.Tensor, right: torch.Tensor) -> dict[str, float]:
     if torch.cuda.is_available():
         torch.backends.cuda.matmul.allow_tf32 = False
         a, b = left.cuda(), right.cuda()
-        return {"torch CUDA float32": cuda_time(lambda: a @ b)}
+        return {f"torch CUDA {str(left.dtype)[6:]}": cuda_time(lambda: a @ b)}
     left @ right
     return {"torch CPU": host_time(lambda turn: left @ right, 9)}
 
@@ -131,6 +131,8 @@ def run(bench: Bench) -> None:
     for tokens, out, columns in layers:
         bench_dense_layer(bench, tokens, out, columns, torch.float32)
     bench_dense_layer(bench, *layers[0], torch.bfloat16)
+    if bench.events:
+        bench_dense_layer(bench, 8192, 4096, 4096, torch.bfloat16)
     bench_dense(bench, "dense batch", torch.randn(48, 128, 64), torch.randn(48, 64, 128))
     bench_dense(bench, "matrix-vector", square, torch.randn(4096, 1))
     bench_dense(bench, "vector-matrix", torch.randn(1, 4096), square)
