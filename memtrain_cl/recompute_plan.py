@@ -19,7 +19,6 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from memtrain_cl.activations import saved_activations
 from memtrain_cl.formats import check_bits
 from memtrain_cl.meter import AllocatorMeter
-from memtrain_cl.nn.uses import in_backward
 from memtrain_cl.recompute_choice import ACTIONS, BlockCost, cheapest, peak_of, smallest
 from memtrain_cl.recompute_policy import SelectiveRecomputePolicy
 from memtrain_cl.recompute_regions import (
@@ -32,6 +31,7 @@ from memtrain_cl.recompute_regions import (
     region_arguments,
     runs_again,
 )
+from memtrain_cl.saved_tensors import in_backward
 
 #: The first step builds kernels; what the second one takes is measured.
 _MEASURED = 2

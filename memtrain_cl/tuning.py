@@ -7,6 +7,7 @@ or a device whose groups are too small for that, gets a work-item a block of row
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from memtrain_cl.device import DeviceInfo
 

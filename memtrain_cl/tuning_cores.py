@@ -1,4 +1,4 @@
-"""How products run on tensor cores (kernels/_core_copies.cl): blocks of work-groups; whole shapes of 16-bit products."""
+"""How products run on tensor cores (kernels/_core_copies.cl): blocks of work-groups, shapes of 16-bit products."""
 
 from __future__ import annotations
 

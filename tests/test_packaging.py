@@ -34,6 +34,7 @@ LEVELS = {
     "formats": 0,
     "_resources": 0,
     "runtimes": 0,
+    "saved_tensors": 0,
     "array": 1,
     "device": 1,
     "dlpack": 1,

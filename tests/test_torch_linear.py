@@ -1,10 +1,12 @@
-"""linear and its derivative as single operations of the device "opencl"."""
+"""linear as one node of the graph on the device "opencl"."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 import memtrain_cl
 from tests.torch_home import HOME
@@ -45,27 +47,108 @@ def test_rows_that_lie_in_another_order() -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
-def test_torch_sees_one_function_that_keeps_its_operands() -> None:
-    x, weight = (
-        torch.randn(2, 3, 8, device=HOME, requires_grad=True),
-        torch.randn(5, 8, device=HOME, requires_grad=True),
-    )
-    with memtrain_cl.strict():
-        y = functional.linear(x, weight)
-        assert y.grad_fn is not None
-        assert y.grad_fn.name() == "LinearBackward0"
-        assert y.grad_fn._saved_input is x  # type: ignore[attr-defined]
-        assert y.grad_fn._saved_weight is weight  # type: ignore[attr-defined]
+def kept_of(layer: torch.nn.Module, x: torch.Tensor) -> list[tuple[int, ...]]:
+    """The shapes of what a layer's forward keeps for backward."""
+    shapes: list[tuple[int, ...]] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(tensor.shape))
+        return tensor
+
+    with memtrain_cl.strict(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = layer(x)
+    if y.requires_grad:
         y.sum().backward()
+    return shapes
 
 
-def test_a_frozen_weight_gets_no_gradient() -> None:
-    layer = torch.nn.Linear(8, 5, device=HOME).requires_grad_(False)
-    x = torch.randn(3, 8, device=HOME, requires_grad=True)
-    layer(x).sum().backward()
+def test_only_what_backward_needs_is_kept() -> None:
+    x = torch.randn(2, 3, 8, device=HOME)
+    layer = torch.nn.Linear(8, 5, device=HOME)
+    assert kept_of(layer, x) == [(2, 3, 8)]
+    assert kept_of(layer, x.requires_grad_()) == [(2, 3, 8), (5, 8)]
+    layer.weight.requires_grad_(False)
+    assert kept_of(layer, x) == [(5, 8)]
+    assert layer.bias.grad is not None
+    assert kept_of(layer, x.detach()) == []
+    layer.bias.requires_grad_(False)
+    assert kept_of(layer, x.detach()) == []
+    x.grad = None
+    assert kept_of(layer, x) == [(5, 8)]
     assert x.grad is not None
-    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(3, 8))
-    assert layer.weight.grad is None
+    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(2, 3, 8))
+
+
+def test_a_weight_that_backward_does_not_need_may_change() -> None:
+    layer, x = torch.nn.Linear(8, 5, device=HOME), torch.randn(3, 8, device=HOME)
+    one, two = layer(x).sum(), layer(x).sum()
+    one.backward()
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    two.backward()
+    through = layer(x.requires_grad_()).sum()
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        through.backward()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_who_watches_sees_the_product() -> None:
+    x, weight = (torch.randn(shape, device=HOME, requires_grad=True) for shape in ((3, 8), (5, 8)))
+    with FlopCounterMode(display=False) as counter:
+        functional.linear(x, weight).sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * 3 * 5 * 8
+    fixed, tangent = weight.detach(), torch.randn(3, 8, device=HOME)
+    with forward_ad.dual_level():
+        y = functional.linear(forward_ad.make_dual(x.detach(), tangent), fixed)
+        given = forward_ad.unpack_dual(y).tangent
+    assert given is not None
+    torch.testing.assert_close(given, functional.linear(tangent, fixed))
+    rows = torch.func.vmap(lambda row: functional.linear(row, fixed))(x.detach())
+    torch.testing.assert_close(rows, functional.linear(x, weight).detach())
+    of_one = torch.func.grad(lambda w: functional.linear(x.detach(), w).sum())(fixed)
+    torch.testing.assert_close(of_one, x.detach().sum(0).expand(5, 8))
+    ones = torch.ones(2, 3, 5, device=HOME)
+    (batched,) = torch.autograd.grad(functional.linear(x, weight), weight, ones, is_grads_batched=True)
+    torch.testing.assert_close(batched, x.detach().sum(0).expand(2, 5, 8))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_there_is_no_node(mode: type) -> None:
+    x, weight = torch.randn(3, 8, device=HOME), torch.randn(5, 8, device=HOME, requires_grad=True)
+    expected = functional.linear(x.cpu(), weight.detach().cpu())
+    with memtrain_cl.strict(), mode():
+        y = functional.linear(x, weight)
+    assert y.grad_fn is None
+    torch.testing.assert_close(y.cpu(), expected)
+
+
+@pytest.mark.parametrize("bias", [(5,), (1, 5), (3, 5), (3, 1), (2, 3, 5)], ids=str)
+def test_a_bias_of_any_shape_gets_its_gradient(bias: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn((2, 3, 8)[3 - max(2, len(bias)) :]), torch.randn(5, 8), torch.randn(bias)]
+    for got, want in zip(gradients(tensors, HOME), gradients(tensors, "cpu"), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shapes", [((2, 3, 8), (8,)), ((8,), (8,)), ((3, 0), (5, 0)), ((3, 8), (0, 8))], ids=str)
+def test_vectors_and_nothing(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    tensors = [torch.randn(shape) for shape in shapes]
+    if len(shapes[1]) == 2:
+        tensors.append(torch.randn(shapes[1][0]))
+    for got, want in zip(gradients(tensors, HOME), gradients(tensors, "cpu"), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8)], ids=str)
+def test_products_of_no_rows_have_gradients(shape: tuple[int, ...]) -> None:
+    x, weight = (torch.randn(size, device=HOME, requires_grad=True) for size in (shape, (5, 8)))
+    (x @ weight.t()).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == shape
+    assert weight.grad is not None
+    assert not weight.grad.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -173,6 +173,12 @@ def test_more_rows_than_one_launch_takes(
             x = transposable(shaped, a, transposed, 3)
             matmul(x, operand_of(shaped, b, 2), out, add=operand_of(shaped, add), alpha=0.5)
             check(out, a, b, add, 0.5)
+    # A column with gaps is no vector to the kernels of vectors.
+    column = operand_of(shaped, b, 2)
+    column = column.viewed((*batch, 6, 1), column.strides)
+    out = out_of(shaped, (*batch, 13, 1), torch.float32)
+    matmul(operand_of(shaped, a), column, out)
+    check(out, a, b[..., :1])
 
 
 def test_few_tiles_and_a_long_sum(shaped: Device) -> None:

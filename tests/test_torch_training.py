@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import memtrain_cl
 from memtrain_cl.errors import UnsupportedDevice
+from memtrain_cl.torch_device import engine
 from memtrain_cl.torch_device.fallback import FallbackRefused
 from tests.torch_home import HOME, adamw, assert_same_losses
 
@@ -325,6 +329,66 @@ def test_an_error_in_a_backward_arrives_as_itself(name: str, way: Callable[..., 
     (x * 3).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_errors_of_threads_arrive_where_they_belong() -> None:
+    arrived: dict[int, list[str]] = {0: [], 1: []}
+
+    def run(thread: int) -> None:
+        for turn in range(10):
+            x = torch.ones(4, device=HOME, requires_grad=True)
+
+            def fail(turn: int = turn) -> None:
+                raise KeyError(f"{thread} {turn}")
+
+            try:
+                _in_hook(x, fail).sum().backward()
+            except KeyError as error:
+                arrived[thread].append(error.args[0])
+
+    threads = [threading.Thread(target=run, args=(thread,)) for thread in arrived]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert arrived == {thread: [f"{thread} {turn}" for turn in range(10)] for thread in arrived}
+
+
+def test_after_an_error_nothing_is_held() -> None:
+    def fail() -> Any:
+        return torch.empty(1 << 50, device=HOME)
+
+    def step() -> None:
+        x = torch.ones(1 << 18, device=HOME, requires_grad=True)
+        with pytest.raises(torch.OutOfMemoryError):
+            twice(x, fail).sum().backward()
+
+    step()
+    gc.collect()
+    gc.disable()
+    try:
+        before = memtrain_cl.memory_allocated()
+        for _ in range(3):
+            step()
+        assert memtrain_cl.memory_allocated() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
+def test_an_interrupt_outside_a_backward_is_not_lost(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise kind
+
+    def ask() -> None:
+        engine.Guard().type_()
+        time.sleep(1)
+
+    monkeypatch.setattr(engine, "_raise_what_is_set", interrupt)
+    with pytest.raises(kind):
+        ask()
 
 
 def test_an_error_can_be_caught_inside_a_backward() -> None:

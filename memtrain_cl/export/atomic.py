@@ -36,6 +36,10 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+#: Errors of writing that come without a file's name.
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path beside ``path``: when the block ends well its file becomes ``path``, else nothing remains.
@@ -59,10 +63,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(temporary, target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            # A full disk names no file, and a temporary one says nothing to its reader.
-            said = error.strerror or str(error)
-            raise OSError(error.errno or errno.EIO, said, str(target)) from error
+        _name_target(error, temporary, target)
         raise
     _sync_folder(target.parent)
 
@@ -94,10 +95,22 @@ def atomic_folder(path: str | os.PathLike[str], *, force: bool = False) -> Itera
             _move_into(temporary, target, names)
         else:
             os.rename(temporary, target)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        _name_target(error, temporary, target)
         raise
     _sync_folder(target if present else target.parent)
+
+
+def _name_target(error: BaseException, temporary: Path, target: Path) -> None:
+    """Let a disk's error name what was to be written: a full disk names no file, and a temporary one says nothing."""
+    if type(error) is OSError and error.filename is None and error.errno in (None, *_OF_DISKS):
+        if error.errno is None:
+            error.args = (f"{target}: {error}",)
+        else:
+            error.filename = str(target)
+    elif isinstance(error, OSError) and isinstance(error.filename, str) and error.filename.startswith(str(temporary)):
+        error.filename = str(target) + error.filename[len(str(temporary)) :]
 
 
 def _move_into(temporary: Path, target: Path, names: list[str]) -> None:

@@ -192,6 +192,10 @@ def matmul(
         and (a.shape[-2], b.shape[-1]) == out.shape[-2:]
     ):
         raise ValueError(f"expected [.., M, K] @ [.., K, N] -> [.., M, N], got {a.shape} @ {b.shape} -> {out.shape}")
+    if out.size == 0:
+        return
+    # Of no elements, whatever strides they have.
+    a, b = (x.viewed(x.shape) if x.size == 0 else x for x in (a, b))
     M, K = a.shape[-2:]
     N = b.shape[-1]
     batch = out.shape[0] if len(out.shape) == 3 else 1
@@ -199,20 +203,11 @@ def matmul(
     right = matrix_layout(K, N, *b.strides[-2:])
     if left is None or right is None or not out.contiguous:
         raise ValueError(f"expected a unit stride in a and b, and a contiguous out, got {a} @ {b} -> {out}")
-    if out.size == 0:
-        return
     if batch > _BATCH_LIMIT:
         for first in range(0, batch, _BATCH_LIMIT):
             pieces = [_items(x, first, min(_BATCH_LIMIT, batch - first)) for x in (a, b, out)]
             some = None if add is None else _items(add, first, min(_BATCH_LIMIT, batch - first))
             matmul(*pieces, add=some, alpha=alpha, beta=beta, gate=gate)
-        return
-    if M > _ROW_LIMIT and N > 1:
-        for item, first in itertools.product(range(batch), range(0, M, _ROW_LIMIT)):
-            count = min(_ROW_LIMIT, M - first)
-            x, y, result = (_items(operand, item, 1) for operand in (a, b, out))
-            some = None if add is None else _rows(_items(add, item, 1), first, count)
-            matmul(_rows(x, first, count), y, _rows(result, first, count), add=some, alpha=alpha, beta=beta, gate=gate)
         return
     epilogue = NOTHING if add is None and alpha == 1.0 else _epilogue(add, out.shape, alpha, beta)
     a_z, b_z = (a.strides[0], b.strides[0]) if len(out.shape) == 3 else (0, 0)
@@ -229,6 +224,13 @@ def matmul(
                 epilogue = Epilogue(epilogue.add, (epilogue.strides[0], epilogue.strides[2], 0), alpha, beta)
             matvec(matrix, x, out, (batch, count, K), (lead, *steps), rows=rows, epilogue=epilogue, gate=gate)
             return
+    if M > _ROW_LIMIT:
+        for item, first in itertools.product(range(batch), range(0, M, _ROW_LIMIT)):
+            count = min(_ROW_LIMIT, M - first)
+            x, y, result = (_items(operand, item, 1) for operand in (a, b, out))
+            some = None if add is None else _rows(_items(add, item, 1), first, count)
+            matmul(_rows(x, first, count), y, _rows(result, first, count), add=some, alpha=alpha, beta=beta, gate=gate)
+        return
     sizes, kind = (batch, M, N, K), ("dense" if right[0] else "dense_t", right[1])
     tiled, panels, shape = _packing(device.info, sizes, left[1], kind[1])
     if panels:

@@ -34,9 +34,10 @@ from memtrain_cl.nn.dense import FromDense
 from memtrain_cl.nn.function import CounterLinearFunction, flat_rows, rows_of, shaped_like
 from memtrain_cl.nn.options import Option, at_least, flag, one_of
 from memtrain_cl.nn.saving import SavedState
-from memtrain_cl.nn.uses import Use, Uses, in_backward
+from memtrain_cl.nn.uses import Use, Uses
 from memtrain_cl.reference.codes import encode_state
 from memtrain_cl.reference.counter import pack_codes
+from memtrain_cl.saved_tensors import in_backward
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.function import once_differentiable
 
-from memtrain_cl.nn.uses import Use, Uses, in_backward
+from memtrain_cl.nn.uses import Use, Uses
+from memtrain_cl.saved_tensors import save, saved
 
 
 class SelfUpdating(Protocol):
@@ -35,35 +36,16 @@ class CounterLinearFunction(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, tap: torch.Tensor, layer: SelfUpdating, use: Use) -> torch.Tensor:
         ctx.layer, ctx.use, ctx.dtype, ctx.bits = layer, use, x.dtype, layer.act_save_bits
         # The input's gradient needs no input, so without an update nothing is kept.
-        _save(ctx, layer._to_save(x, use, ctx.bits) if use.trains else ())
+        save(ctx, *(layer._to_save(x, use, ctx.bits) if use.trains else ()))
         return layer._product(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
         ctx.layer._uses.require_current(ctx.use)
-        grad_x = ctx.layer._backward(_saved(ctx), ctx.bits, grad_out, ctx.use, ctx.needs_input_grad[0])
+        grad_x = ctx.layer._backward(saved(ctx), ctx.bits, grad_out, ctx.use, ctx.needs_input_grad[0])
         ctx.use.spent = True
         return None if grad_x is None else shaped_like(grad_x, grad_out, ctx.dtype), None, None, None
-
-
-def _save(ctx: Any, tensors: tuple[torch.Tensor, ...]) -> None:
-    """Keep tensors for backward. In a checkpoint's second run at once: what it lacks last ends that run, and so the
-    product, which torch would let come first, is not computed again where nobody asks for it.
-    """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) if in_backward() else None
-    if hooks is None:
-        ctx.unpack, ctx.packed = None, ()
-        ctx.save_for_backward(*tensors)
-    else:
-        ctx.unpack, ctx.packed = hooks[1], tuple(hooks[0](tensor) for tensor in tensors)
-
-
-def _saved(ctx: Any) -> tuple[torch.Tensor, ...]:
-    if ctx.unpack is None:
-        kept: tuple[torch.Tensor, ...] = ctx.saved_tensors
-        return kept
-    return tuple(ctx.unpack(packed) for packed in ctx.packed)
 
 
 def flat_rows(x: torch.Tensor) -> torch.Tensor:

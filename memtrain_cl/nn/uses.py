@@ -20,6 +20,8 @@ import torch
 import torch.utils.checkpoint
 from torch.autograd.function import FunctionCtx
 
+from memtrain_cl.saved_tensors import in_backward
+
 #: Where a Function's context keeps the uses of forwards that ran in it without a graph: a list of (Uses, Use).
 _HIDDEN = "_memtrain_cl_uses"
 
@@ -40,11 +42,6 @@ class Use:
         self.trains = trains
         self.spent = False
         self.repeated = False
-
-
-def in_backward() -> bool:
-    """Whether torch's engine is running a backward in this thread."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _running_functions() -> Iterator[tuple[str, FunctionCtx]]:

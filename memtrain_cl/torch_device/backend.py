@@ -52,8 +52,8 @@ def register() -> None:
     ):
         aten.impl(overload, _Factory(overload), "PrivateUse1")
     # torch would write these out as smaller operations before a kernel sees them; silu's gradient in six tensors.
-    for overload in ("silu_backward", "linear"):
-        aten.impl(overload, _Factory(overload), "PrivateUse1")
+    aten.impl("silu_backward", _Factory("silu_backward"), "PrivateUse1")
+    aten.impl("linear", _linear, "AutogradPrivateUse1")
     aten.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
     aten.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
     import_module("memtrain_cl.torch_device.conversion").install()
@@ -109,6 +109,11 @@ def _attention(*args: Any, **kwargs: Any) -> Any:
 
 def _rms_norm(*args: Any, **kwargs: Any) -> Any:
     return import_module("memtrain_cl.torch_device.aten.norm").rms_norm(*args, **kwargs)
+
+
+def _linear(*args: Any, **kwargs: Any) -> Any:
+    load()
+    return import_module("memtrain_cl.torch_device.aten.linear").linear(*args, **kwargs)
 
 
 _loaded = False

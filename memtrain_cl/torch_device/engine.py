@@ -3,11 +3,13 @@
 torch's engine guards the device's stream while it runs a node. An error of a hook or of an operation unwinds that guard
 with the error still set in the interpreter, and a device of Python's making is asked for its type by a call of Python,
 which ends the process or loses the error (torch 2.10 to 2.13). So that call takes the error away, the engine then finds
-none (SystemError), and where the backward was started the error takes its place again.
+none (SystemError), and where the backward was started the error takes its place again. (A signal whose handler raises
+at the very entry of that call still ends the process: torch does not expect it.)
 """
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import threading
 from typing import Any
@@ -17,8 +19,8 @@ import torch
 #: A function of C that does nothing. ctypes looks for an error after a call, and so raises one that was set before it.
 _raise_what_is_set = ctypes.PYFUNCTYPE(ctypes.c_int)(("Py_IsInitialized", ctypes.pythonapi))
 _TYPE = torch._C._autograd.DeviceType.PrivateUse1
-_lock = threading.Lock()
-_kept: list[BaseException] = []
+#: The name of a backward's list of errors among the objects that torch hands on to the threads of its engine.
+_ERRORS = "memtrain_cl_errors"
 
 
 class Guard(torch._C._acc.DeviceGuard):
@@ -29,9 +31,18 @@ class Guard(torch._C._acc.DeviceGuard):
         try:
             _raise_what_is_set()
         except BaseException as error:  # noqa: BLE001 (raised again by Engine)
-            with _lock:
-                _kept.append(error)
+            _keep(error)
         return _TYPE
+
+
+def _keep(error: BaseException) -> None:
+    if torch._C._is_key_in_tls(_ERRORS):
+        torch._C._get_obj_in_tls(_ERRORS).append(error)
+    elif isinstance(error, KeyboardInterrupt):
+        # A signal that came while nothing unwound.
+        _thread.interrupt_main()
+    else:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(type(error)))
 
 
 class Engine:
@@ -42,17 +53,22 @@ class Engine:
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """As torch's."""
-        if torch._C._current_graph_task_id() == -1:
-            with _lock:
-                _kept.clear()
+        outer = torch._C._get_obj_in_tls(_ERRORS) if torch._C._is_key_in_tls(_ERRORS) else None
+        kept: list[BaseException] = []
+        torch._C._stash_obj_in_tls(_ERRORS, kept)
         try:
             return self._engine.run_backward(*args, **kwargs)
         except SystemError as error:
-            with _lock:
-                kept, _kept[:] = list(_kept), []
             if kept:
                 raise kept[0] from error
             raise
+        finally:
+            # An error holds the frames that it passed, and these the graph: nothing here may hold the error.
+            del kept[:]
+            if outer is None:
+                torch._C._remove_obj_from_tls(_ERRORS)
+            else:
+                torch._C._stash_obj_in_tls(_ERRORS, outer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
