@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import signal
 import sys
@@ -75,11 +76,10 @@ class Outcome:
     seconds: float = 0.0
 
 
+@functools.cache
 def op_infos() -> dict[str, Any]:
     """Every OpInfo by its full name (name, or name.variant)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from tests.torch_op_db import op_db
+    from tests.torch_op_db import op_db
 
     return {info.full_name: info for info in op_db}
 
@@ -107,8 +107,10 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 def samples_of(info: Any, dtype: torch.dtype, *, grad: bool, limit: int) -> Iterator[Any]:
     """At most `limit` of the op's samples on the CPU."""
+    from tests.torch_op_db import sample_inputs
+
     torch.manual_seed(0)
-    samples = info.sample_inputs("cpu", dtype, requires_grad=grad)
+    samples = sample_inputs(info, dtype, requires_grad=grad)
     # What drops out is random.
     yield from itertools.islice((s for s in samples if not s.kwargs.get("dropout_p")), limit)
 

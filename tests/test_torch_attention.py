@@ -18,6 +18,7 @@ from memtrain_cl.operand import Operand, empty_operand
 from memtrain_cl.torch_device.fallback import strict
 from tests.opdb import op_infos
 from tests.operands import like, operand_of, tensor_of
+from tests.torch_op_db import sample_inputs
 
 #: Largest error relative to the largest value: float32's sums of up to 200 products, and one rounding to 16 bits more.
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -345,7 +346,7 @@ def test_samples_of_torch(device: Device) -> None:
     info = op_infos()["nn.functional.scaled_dot_product_attention"]
     place = torch.device("opencl", device.info.index)
     grad = not device.info.index
-    samples = [s for s in info.sample_inputs("cpu", torch.float32, requires_grad=grad) if not s.kwargs["dropout_p"]]
+    samples = [s for s in sample_inputs(info, torch.float32, requires_grad=grad) if not s.kwargs["dropout_p"]]
 
     def widened(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.double() if tensor.is_floating_point() else tensor.clone()

@@ -18,7 +18,7 @@ from memtrain_cl.launchers.index_plan import MOST_TURNS, SHORT_ON_GPU, make_plan
 from memtrain_cl.torch_device.fallback import fallbacks, reset_fallbacks, strict
 from memtrain_cl.torch_device.registry import TABLE
 from memtrain_cl.torch_device.tensor import torch_device
-from tests.torch_op_db import OpInfo, op_db
+from tests.torch_op_db import OpInfo, op_db, sample_inputs
 
 memtrain_cl.torch_device.require_registered()
 
@@ -351,7 +351,7 @@ def test_samples(op: OpInfo) -> None:
     with strict(False):
         for dtype in (torch.float32, torch.bfloat16):
             differentiable = dtype == torch.float32 and op.supports_autograd
-            samples = [s for s in op.sample_inputs("cpu", dtype, requires_grad=differentiable) if offered(s.kwargs)]
+            samples = [s for s in sample_inputs(op, dtype, requires_grad=differentiable) if offered(s.kwargs)]
             # Hundreds of samples of one kind teach nothing more.
             for sample in samples[:: 1 + len(samples) // 25]:
                 compare(op, sample, differentiable)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 import memtrain_cl.torch_device
 from memtrain_cl.device import Device
 from memtrain_cl.torch_device.tensor import torch_device
-from tests.torch_op_db import op_db
+from tests.torch_op_db import op_db, sample_inputs
 
 memtrain_cl.torch_device.require_registered()
 
@@ -62,7 +62,7 @@ def check_samples(
     """Compare torch's samples of the operation `name`, but those to skip; gradients where torch has them (opencl:0)."""
     op = next(op for op in op_db if op.name == name and op.variant_test_name == variant)
     differentiable = torch_device(device).index == 0 and dtype in op.backward_dtypes
-    samples = list(op.sample_inputs("cpu", dtype, requires_grad=differentiable))
+    samples = list(sample_inputs(op, dtype, requires_grad=differentiable))
     assert samples
     for sample in samples:
         if skip is not None and skip(sample):
