@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -69,6 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             and item.callspec.params.get("shaped") == "other"
         ):
             item.add_marker("other_shape")
+
+
+def pytest_collection_finish() -> None:
+    # What the tests import lives as long as the process, torch's operations with samples being some million objects:
+    # left to the collector, each full collection and each test that counts objects would look through them again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
