@@ -24,7 +24,7 @@ run: $(VENV)/.installed-run
 # An empty folder in place of the system's drivers: the suite must pass with what pip installed, here as on a bare machine.
 test: $(VENV)/.installed-test
 	@mkdir -p $(VENV)/no-system-drivers
-	OCL_ICD_VENDORS=$(CURDIR)/$(VENV)/no-system-drivers $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	OCL_ICD_VENDORS=$(CURDIR)/$(VENV)/no-system-drivers $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 platforms: $(VENV)/.installed-test
 	$(BIN)/python scripts/platforms.py --jobs $(JOBS) $(ARGS)

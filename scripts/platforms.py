@@ -23,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from memtrain_cl.cases import cases_of, declared_kernels
+
 ROOT = Path(__file__).resolve().parent.parent
 #: Debian packages, and the platform that each one brings.
 APT_PACKAGES = {
@@ -44,6 +46,10 @@ OCLGRIND_REPORT = re.compile(
     r"|^\tKernel: ",
     re.MULTILINE,
 )
+#: The tests that put every kernel, and what builds and launches kernels, to the test: what a brief run repeats.
+KERNEL_TESTS = tuple(f"tests/test_{name}.py" for name in ("cases", "engine", "exact", "golden_counter", "program"))
+#: The test that compares platforms with each other.
+COMPARISON = "tests/test_platforms.py"
 #: A kernel that is wrong on purpose: it proves that the checkers see the kernels before their silence counts.
 CANARY = """
 import numpy as np, pyopencl as cl
@@ -59,22 +65,26 @@ queue.finish()
 
 @dataclass(frozen=True)
 class Platform:
-    """A platform to test on: `pattern` finds it in "platform | version | device". briefly: the tests of a brief run."""
+    """A platform to test on: `pattern` finds it in "platform | version | device".
+
+    briefly: which of the files' tests a brief run takes.   files: those that it collects, none for all.
+    """
 
     title: str
     pattern: str
     source: str
-    briefly: str = "device and kernels"
+    briefly: str = "device"
+    files: tuple[str, ...] = KERNEL_TESTS
 
 
 PLATFORMS = (
-    Platform("Intel CPU runtime (pip)", r"^Intel\(R\) OpenCL \|", "pip: intel-opencl-rt, intel-cmplr-lib-rt", "device"),
+    Platform("Intel CPU runtime (pip)", r"^Intel\(R\) OpenCL \|", "pip: intel-opencl-rt, intel-cmplr-lib-rt", files=()),
     # It takes up to a minute to compile a kernel of those that GPUs run; briefly the other PoCL stands for it there.
     Platform(
         "PoCL 3.0 (pip)",
         r"PoCL 3\.0-rc2 ",
         "pip: pocl-binary-distribution",
-        "device and kernels and not other_shape",
+        "device and not other_shape",
     ),
     Platform("PoCL (apt)", r"PoCL (?!3\.0-rc2 )", "apt: pocl-opencl-icd"),
     Platform("rusticl (apt)", r"^rusticl \|", "apt: mesa-opencl-icd"),
@@ -173,9 +183,21 @@ def under_oclgrind(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def kernel_files() -> list[str]:
-    """The names of the files that hold kernels."""
-    return sorted(path.stem for path in (ROOT / "kernels").glob("*.cl") if not path.name.startswith("_"))
+def kernels_with_all_cases() -> list[str]:
+    """Names for `verify`, which together run each small case of each kernel, those of most cases first.
+
+    A case that launches several kernels is a case of each, and `verify` runs it for each that it is asked for: on a
+    simulator one run of it has to do. Some kernels bear the name of their file, which stands for all kernels there.
+    """
+    small = {pair: {case.name for case in cases_of(*pair, small=True)} for pair in declared_kernels()}
+    run_by = {name: set().union(*(small[pair] for pair in small if name in pair)) for _, name in small}
+    names: list[str] = []
+    seen: set[str] = set()
+    for name in sorted(run_by, key=lambda name: -len(run_by[name])):
+        if not run_by[name] <= seen:
+            names.append(name)
+            seen |= run_by[name]
+    return names
 
 
 def run_oclgrind(jobs: int) -> Outcome:
@@ -188,8 +210,8 @@ def run_oclgrind(jobs: int) -> Outcome:
         print(canary.stdout)
         return Outcome(title, "FAILED", "a kernel that reads out of bounds went unreported")
     program = str(Path(sys.executable).with_name("memtrain-cl"))
-    files = kernel_files()
-    parts = [files[place::jobs] for place in range(min(jobs, len(files)))]
+    kernels = kernels_with_all_cases()
+    parts = [kernels[place::jobs] for place in range(min(jobs, len(kernels)))]
     with ThreadPoolExecutor(len(parts)) as threads:
         command = [program, "verify", "--small", "--device", "Oclgrind"]
         runs = list(threads.map(lambda part: under_oclgrind([*command, *part]), parts))
@@ -223,10 +245,11 @@ def run_all(extra: Sequence[str], jobs: int, *, after_test: bool, brief: bool) -
             outcomes.append(Outcome(platform.title, "ok", "make test ran here"))
             continue
         own = {**environment, "MEMTRAIN_CL_DEVICE": label}
-        marker = platform.briefly if brief else "device"
-        outcomes.append(run_pytest(platform.title, own, marker, ["-n", str(jobs), *extra]))
+        marker, files = (platform.briefly, platform.files) if brief else ("device", ())
+        shared = ["-n", str(jobs), "--dist", "worksteal"]
+        outcomes.append(run_pytest(platform.title, own, marker, [*shared, *extra, *files]))
     if len(labels) > 1:
-        outcomes.append(run_pytest("all platforms compared", environment, "platforms", extra))
+        outcomes.append(run_pytest("all platforms compared", environment, "platforms", [*extra, COMPARISON]))
     if shutil.which("oclgrind"):
         outcomes.append(run_oclgrind(jobs))
     else:

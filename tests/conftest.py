@@ -16,9 +16,6 @@ from memtrain_cl.probe import note_short_loops
 from memtrain_cl.tuning import groups_share_rows
 from memtrain_cl.verify import shapes_of
 
-#: Files that put every kernel, and what builds and launches kernels, to the test: a brief run repeats these everywhere.
-KERNELS = {"test_cases.py", "test_engine.py", "test_exact.py", "test_golden_counter.py", "test_program.py"}
-
 
 def wanted_devices() -> list[DeviceInfo]:
     """The device that is used when none is named: the best one, or that of MEMTRAIN_CL_DEVICE.
@@ -62,8 +59,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "device" in getattr(item, "fixturenames", ()):
             item.add_marker("device")
-        if item.path.name in KERNELS:
-            item.add_marker("kernels")
         if (
             isinstance(item, pytest.Function)
             and hasattr(item, "callspec")

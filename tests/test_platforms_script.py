@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from memtrain_cl.cases import declared_kernels
+from memtrain_cl.cases import CASES, cases_of
+from memtrain_cl.verify import named_kernels
 from scripts import platforms
 from scripts.platforms import Outcome, find_reports
-from tests.conftest import KERNELS
 
 REPORTS = [
     "Invalid read of size 4 at global memory address 0x1000000000020",
@@ -43,12 +43,16 @@ def test_a_clean_log_has_no_report() -> None:
     assert find_reports("kernel          platform  ok\ncounter_update  Oclgrind  ok  max_error 0\n") == []
 
 
-def stub_runs(monkeypatch: pytest.MonkeyPatch, labels: list[str], failing: str = "") -> list[tuple[str, str]]:
-    """Replace everything that starts a program; the returned list fills with (selector, marker) of each run."""
-    runs: list[tuple[str, str]] = []
+Run = tuple[str, str, tuple[str, ...]]
 
-    def run_pytest(title: str, environment: dict[str, str], marker: str, extra: object) -> Outcome:
-        runs.append((environment.get("MEMTRAIN_CL_DEVICE", ""), marker))
+
+def stub_runs(monkeypatch: pytest.MonkeyPatch, labels: list[str], failing: str = "") -> list[Run]:
+    """Replace everything that starts a program; the returned list fills with (selector, marker, files) of each run."""
+    runs: list[Run] = []
+
+    def run_pytest(title: str, environment: dict[str, str], marker: str, extra: list[str]) -> Outcome:
+        files = tuple(argument for argument in extra if argument.startswith("tests/"))
+        runs.append((environment.get("MEMTRAIN_CL_DEVICE", ""), marker, files))
         return Outcome(title, "FAILED" if failing and failing in title else "ok", "")
 
     monkeypatch.setattr(platforms, "device_labels", lambda environment: labels)
@@ -62,23 +66,24 @@ def test_every_platform_gets_its_own_run_and_then_all_are_compared(monkeypatch: 
     runs = stub_runs(monkeypatch, LABELS)
     assert platforms.main(["--no-install", "--require-all"]) == 0
     intel, pocl_pip, pocl_apt, rusticl = LABELS[2], LABELS[1], LABELS[0], LABELS[3]
-    assert runs == [*((label, "device") for label in (intel, pocl_pip, pocl_apt, rusticl)), ("", "platforms")]
+    devices = [(label, "device", ()) for label in (intel, pocl_pip, pocl_apt, rusticl)]
+    assert runs == [*devices, ("", "platforms", (platforms.COMPARISON,))]
 
 
 def test_what_make_test_ran_on_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = stub_runs(monkeypatch, LABELS)
     assert platforms.main(["--no-install", "--require-all", "--after-test"]) == 0
-    assert LABELS[2] not in [label for label, _ in runs]
+    assert LABELS[2] not in [label for label, _, _ in runs]
     assert len(runs) == len(LABELS)
 
 
 def test_a_brief_run_leaves_out_what_is_no_test_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = stub_runs(monkeypatch, LABELS)
     assert platforms.main(["--no-install", "--require-all", "--brief"]) == 0
-    kernels = "device and kernels"
-    assert [marker for _, marker in runs] == ["device", f"{kernels} and not other_shape", kernels, kernels, "platforms"]
-    folder = platforms.ROOT / "tests"
-    assert {name for name in KERNELS if not (folder / name).is_file()} == set()
+    markers = ["device", "device and not other_shape", "device", "device", "platforms"]
+    assert [marker for _, marker, _ in runs] == markers
+    assert [files for _, _, files in runs] == [(), *[platforms.KERNEL_TESTS] * 3, (platforms.COMPARISON,)]
+    assert all((platforms.ROOT / name).is_file() for _, _, files in runs for name in files)
 
 
 def test_a_failing_platform_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +132,7 @@ def test_a_package_that_apt_lacks_does_not_stop_the_next(
     assert capsys.readouterr().out == "not installed: oclgrind, which brings Oclgrind (apt-get failed)\n"
 
 
-def test_oclgrind_s_processes_share_all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oclgrind_s_processes_share_all_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
     def answer(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -138,7 +143,11 @@ def test_oclgrind_s_processes_share_all_kernels(monkeypatch: pytest.MonkeyPatch)
     assert platforms.run_oclgrind(2).status == "ok"
     parts = [command[command.index("Oclgrind") + 1 :] for command in asked[1:]]
     assert len(parts) == 2
-    assert sorted(name for part in parts for name in part) == sorted({file for file, _ in declared_kernels()})
+    asked_for = [pair for part in parts for pair in named_kernels(part)]
+    assert len(asked_for) == len(set(asked_for))
+    run = [case.name for pair in asked_for for case in cases_of(*pair, small=True)]
+    assert set(run) == {case.name for case in CASES if case.small}
+    assert len(run) < 1.1 * len(set(run)), "hardly a case runs twice"
 
 
 @pytest.mark.skipif(shutil.which("oclgrind") is None, reason="Oclgrind is not installed")
