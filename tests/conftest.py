@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from memtrain_cl.case import Case
 from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_device
 from memtrain_cl.probe import note_short_loops
 from memtrain_cl.tuning import groups_share_rows
 from memtrain_cl.verify import shapes_of
+from tests.large_kernels import LARGE
 
 
 def wanted_devices() -> list[DeviceInfo]:
@@ -59,12 +61,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "device" in getattr(item, "fixturenames", ()):
             item.add_marker("device")
-        if (
-            isinstance(item, pytest.Function)
-            and hasattr(item, "callspec")
-            and item.callspec.params.get("shaped") == "other"
-        ):
-            item.add_marker("other_shape")
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            case = item.callspec.params.get("case")
+            if item.callspec.params.get("shaped") == "other":
+                item.add_marker("other_shape")
+            if isinstance(case, Case) and not case.small and case.kernel not in LARGE:
+                item.add_marker("large")
 
 
 def pytest_collection_finish() -> None:

@@ -80,7 +80,8 @@ def test_what_make_test_ran_on_is_not_run_again(monkeypatch: pytest.MonkeyPatch)
 def test_a_brief_run_leaves_out_what_is_no_test_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = stub_runs(monkeypatch, LABELS)
     assert platforms.main(["--no-install", "--require-all", "--brief"]) == 0
-    markers = ["device", "device and not other_shape", "device", "device", "platforms"]
+    shapes = "device and not (other_shape and large)"
+    markers = ["device", "device and not other_shape", shapes, shapes, "platforms"]
     assert [marker for _, marker, _ in runs] == markers
     assert [files for _, _, files in runs] == [(), *[platforms.KERNEL_TESTS] * 3, (platforms.COMPARISON,)]
     assert all((platforms.ROOT / name).is_file() for _, _, files in runs for name in files)
