@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.harness import Bench, Row
-from memtrain_cl.device import use_device
+from memtrain_cl.device import get_device, use_device
 from memtrain_cl.lm.bill import Bill
 from memtrain_cl.lm.config import MIB, ModelConfig, TrainConfig
 from memtrain_cl.lm.measure import measure, random_corpus
@@ -126,7 +126,8 @@ def run(bench: Bench) -> None:
     if bench.device.info.index:
         return  # torch differentiates on opencl:0 alone
     place = "opencl:0"
-    with use_device(bench.device):
+    # Not the bench's own twin of the device, whose queue measures kernels: tensors named by an index are not on that.
+    with use_device(get_device(0)):
         found = settings(place)
         full = found["fp"]
         for kept, setting in found.items():

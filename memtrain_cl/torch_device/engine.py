@@ -19,7 +19,8 @@ import torch
 #: A function of C that does nothing. ctypes looks for an error after a call, and so raises one that was set before it.
 _raise_what_is_set = ctypes.PYFUNCTYPE(ctypes.c_int)(("Py_IsInitialized", ctypes.pythonapi))
 _TYPE = torch._C._autograd.DeviceType.PrivateUse1
-#: The name of a backward's list of errors among the objects that torch hands on to the threads of its engine.
+#: The name of a backward's list of errors among the objects that torch hands on to the threads of its engine; None there
+#: outside of backwards.
 _ERRORS = "memtrain_cl_errors"
 
 
@@ -35,9 +36,18 @@ class Guard(torch._C._acc.DeviceGuard):
         return _TYPE
 
 
-def _keep(error: BaseException) -> None:
+def _errors() -> list[BaseException] | None:
+    """Those of the backward that runs in this thread."""
+    found: list[BaseException] | None = None
     if torch._C._is_key_in_tls(_ERRORS):
-        torch._C._get_obj_in_tls(_ERRORS).append(error)
+        found = torch._C._get_obj_in_tls(_ERRORS)
+    return found
+
+
+def _keep(error: BaseException) -> None:
+    errors = _errors()
+    if errors is not None:
+        errors.append(error)
     elif isinstance(error, KeyboardInterrupt):
         # A signal that came while nothing unwound.
         _thread.interrupt_main()
@@ -53,7 +63,7 @@ class Engine:
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """As torch's."""
-        outer = torch._C._get_obj_in_tls(_ERRORS) if torch._C._is_key_in_tls(_ERRORS) else None
+        outer = _errors()
         kept: list[BaseException] = []
         torch._C._stash_obj_in_tls(_ERRORS, kept)
         try:
@@ -65,10 +75,7 @@ class Engine:
         finally:
             # An error holds the frames that it passed, and these the graph: nothing here may hold the error.
             del kept[:]
-            if outer is None:
-                torch._C._remove_obj_from_tls(_ERRORS)
-            else:
-                torch._C._stash_obj_in_tls(_ERRORS, outer)
+            torch._C._stash_obj_in_tls(_ERRORS, outer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
