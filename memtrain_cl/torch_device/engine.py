@@ -19,8 +19,8 @@ import torch
 #: A function of C that does nothing. ctypes looks for an error after a call, and so raises one that was set before it.
 _raise_what_is_set = ctypes.PYFUNCTYPE(ctypes.c_int)(("Py_IsInitialized", ctypes.pythonapi))
 _TYPE = torch._C._autograd.DeviceType.PrivateUse1
-#: The name of a backward's list of errors among the objects that torch hands on to the threads of its engine; None there
-#: outside of backwards.
+#: The name of a backward's list of errors among the objects that torch hands on to the threads of its engine. Outside of
+#: backwards None stands there.
 _ERRORS = "memtrain_cl_errors"
 
 
