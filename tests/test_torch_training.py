@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -352,6 +354,37 @@ def test_errors_of_threads_arrive_where_they_belong() -> None:
     for thread in threads:
         thread.join()
     assert arrived == {thread: [f"{thread} {turn}" for turn in range(10)] for thread in arrived}
+
+
+def test_a_garbage_collection_takes_no_error_away() -> None:
+    thresholds = gc.get_threshold()
+    x = torch.ones(4, device=HOME, requires_grad=True)
+    loss = _in_hook(x, _raise).sum()
+    gc.set_threshold(1, 1, 1)
+    try:
+        for _ in range(20):
+            with pytest.raises(KeyError, match="of the user's own"):
+                loss.backward(retain_graph=True)
+    finally:
+        gc.set_threshold(*thresholds)
+    told: list[Any] = []
+    before = sys.unraisablehook
+    sys.unraisablehook = told.append
+    try:
+        with pytest.raises(KeyError):
+            loss.backward(retain_graph=True)
+        lost = SimpleNamespace(err_msg="Exception ignored in tp_clear of", exc_value=KeyError("mine"))
+        sys.unraisablehook(lost)  # outside of a backward
+        assert told == [lost]
+
+        def collect() -> None:
+            sys.unraisablehook(lost)
+            raise SystemError("returned NULL without setting an exception")
+
+        with pytest.raises(KeyError, match="mine"):
+            _in_hook(torch.ones(4, device=HOME, requires_grad=True), collect).sum().backward()
+    finally:
+        sys.unraisablehook = before
 
 
 def test_after_an_error_nothing_is_held() -> None:

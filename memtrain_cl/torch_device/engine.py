@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import sys
 import threading
 from typing import Any
 
@@ -19,8 +20,8 @@ import torch
 #: A function of C that does nothing. ctypes looks for an error after a call, and so raises one that was set before it.
 _raise_what_is_set = ctypes.PYFUNCTYPE(ctypes.c_int)(("Py_IsInitialized", ctypes.pythonapi))
 _TYPE = torch._C._autograd.DeviceType.PrivateUse1
-#: The name of a backward's list of errors among the objects that torch hands on to the threads of its engine. Outside of
-#: backwards None stands there.
+#: The name of a backward's list of errors among the objects that torch hands on to the threads of its engine. None
+#: stands there outside of backwards.
 _ERRORS = "memtrain_cl_errors"
 
 
@@ -55,6 +56,29 @@ def _keep(error: BaseException) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(type(error)))
 
 
+#: In which words a garbage collection gives an error away.
+_COLLECTING = ("garbage collection", "tp_clear")
+
+
+class _Listener:
+    """Before Python's hook for errors that nobody can be given: a collection, too, finds the error that unwinds."""
+
+    def __init__(self, told: Any) -> None:
+        self._told = told
+
+    def __call__(self, found: Any) -> None:
+        errors, where = _errors(), found.err_msg or ""
+        if errors is not None and found.exc_value is not None and any(place in where for place in _COLLECTING):
+            errors.append(found.exc_value)
+        else:
+            self._told(found)
+
+
+def _listen() -> None:
+    if not isinstance(sys.unraisablehook, _Listener):
+        sys.unraisablehook = _Listener(sys.unraisablehook)
+
+
 class Engine:
     """torch's engine, whose errors are those that were kept."""
 
@@ -63,6 +87,7 @@ class Engine:
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """As torch's."""
+        _listen()
         outer = _errors()
         kept: list[BaseException] = []
         torch._C._stash_obj_in_tls(_ERRORS, kept)
