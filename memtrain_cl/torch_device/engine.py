@@ -20,9 +20,39 @@ import torch
 #: A function of C that does nothing. ctypes looks for an error after a call, and so raises one that was set before it.
 _raise_what_is_set = ctypes.PYFUNCTYPE(ctypes.c_int)(("Py_IsInitialized", ctypes.pythonapi))
 _TYPE = torch._C._autograd.DeviceType.PrivateUse1
-#: The name of a backward's list of errors among the objects that torch hands on to the threads of its engine. None
-#: stands there outside of backwards.
-_ERRORS = "memtrain_cl_errors"
+#: The name of a thread's `_Backwards` among the objects that torch hands on to the threads of its engine.
+_NAME = "memtrain_cl_backwards"
+
+
+class _Backwards:
+    """Of a thread: a list for the errors of each backward that it is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.errors: list[list[BaseException]] = []
+
+
+def _of_thread() -> _Backwards | None:
+    """That of this thread, or of the one that waits for this thread of the engine; None before its first backward."""
+    found: _Backwards | None = None
+    if torch._C._is_key_in_tls(_NAME):
+        found = torch._C._get_obj_in_tls(_NAME)
+    return found
+
+
+def _errors() -> list[BaseException] | None:
+    """Those of the backward that runs in this thread."""
+    own = _of_thread()
+    return own.errors[-1] if own is not None and own.errors else None
+
+
+def _entered() -> _Backwards:
+    own = _of_thread()
+    if own is None:
+        own = _Backwards()
+        # Some torch takes over a reference that it was not given (2.11), others one of their own: one a thread stays then.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(own))
+        torch._C._stash_obj_in_tls(_NAME, own)
+    return own
 
 
 class Guard(torch._C._acc.DeviceGuard):
@@ -35,14 +65,6 @@ class Guard(torch._C._acc.DeviceGuard):
         except BaseException as error:  # noqa: BLE001 (raised again by Engine)
             _keep(error)
         return _TYPE
-
-
-def _errors() -> list[BaseException] | None:
-    """Those of the backward that runs in this thread."""
-    found: list[BaseException] | None = None
-    if torch._C._is_key_in_tls(_ERRORS):
-        found = torch._C._get_obj_in_tls(_ERRORS)
-    return found
 
 
 def _keep(error: BaseException) -> None:
@@ -88,9 +110,8 @@ class Engine:
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """As torch's."""
         _listen()
-        outer = _errors()
-        kept: list[BaseException] = []
-        torch._C._stash_obj_in_tls(_ERRORS, kept)
+        own, kept = _entered(), list[BaseException]()
+        own.errors.append(kept)
         try:
             return self._engine.run_backward(*args, **kwargs)
         except SystemError as error:
@@ -100,7 +121,7 @@ class Engine:
         finally:
             # An error holds the frames that it passed, and these the graph: nothing here may hold the error.
             del kept[:]
-            torch._C._stash_obj_in_tls(_ERRORS, outer)
+            own.errors.pop()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
