@@ -49,7 +49,7 @@ def _entered() -> _Backwards:
     own = _of_thread()
     if own is None:
         own = _Backwards()
-        # Some torch takes over a reference that it was not given (2.11), others one of their own: one a thread stays then.
+        # torch 2.11 takes over a reference that it was not given, 2.13 one of its own: one a thread stays then.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(own))
         torch._C._stash_obj_in_tls(_NAME, own)
     return own
