@@ -15,6 +15,8 @@ from memtrain_cl import SelectiveRecomputePolicy, build_causal_lm, recompute, sa
 from memtrain_cl.device import Device
 from memtrain_cl.meter import AllocatorMeter, saved_bytes
 from memtrain_cl.recompute_choice import BlockCost, cheapest, peak_of, smallest
+from memtrain_cl.torch_device.aten import linear
+from memtrain_cl.torch_device.aten import matmul as products
 
 MM = torch.ops.aten.mm.default
 
@@ -76,6 +78,25 @@ def test_gradients_are_those_without(name: str) -> None:
     if name == "by price":
         assert set(plan.actions) == {"recompute"}
         assert "net seconds: store +0, recompute +" in str(plan)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_on_the_device_kept_products_are_not_made_again(
+    device: Device, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = torch.device("opencl:0")
+    expected = steps(model_of(None, place), 1, place)
+    save = [torch.ops.aten.addmm.default, MM] if kept else []
+    model, made = model_of(recompute(policy="recompute", save=save), place), []
+    for room in (products, linear):
+        launch = room.matmul
+        monkeypatch.setattr(room, "matmul", lambda *args, launch=launch, **more: made.append(launch(*args, **more)))
+    got = steps(model, 1, place)
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    # Of each block two forwards and two gradients of each. What is not kept is made again, but for the last, whose
+    # result nobody saves.
+    assert len(made) == 4 * (2 + 4) + (0 if kept else 4)
 
 
 def test_on_the_device_a_limit_is_met_to_the_byte(device: Device) -> None:
