@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from memtrain_cl.saved_tensors import in_checkpoint
+
 
 class Keep(enum.Enum):
     """What is kept of a saved tensor."""
@@ -40,8 +42,6 @@ _SIGNS = "relu relu_ leaky_relu leaky_relu_"
 _ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 _RULES = dict.fromkeys((_PRODUCTS + _SMOOTH).split(), Keep.ROUNDED) | dict.fromkeys(_SIGNS.split(), Keep.SIGNS)
 
-#: Of hooks of a region that runs again: torch's own, and those that measure it and hand on to torch's.
-_CHECKPOINTS = ("torch.utils.checkpoint", "memtrain_cl.recompute_regions")
 _FUNCTIONS = "torch.autograd.function"
 #: Rooms whose hooks may stand between torch and what asks for a rule.
 _HOOKS = ("memtrain_cl.activation", "memtrain_cl.recompute", "memtrain_cl.forecast")
@@ -84,8 +84,7 @@ def _rule_of_function(frame: Any) -> Keep:
 
 def require_outside_checkpoint() -> None:
     """RuntimeError in a region of torch.utils.checkpoint that saves nothing itself (use_reentrant=False)."""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if top is not None and getattr(top[0], "__module__", None) in _CHECKPOINTS:
+    if in_checkpoint():
         raise RuntimeError(
             "saved_activations inside a region of torch.utils.checkpoint would save what the checkpoint is there to "
             "recompute, and nothing would be recomputed; put it around the checkpoint, or leave one of the two away"

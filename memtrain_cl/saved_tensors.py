@@ -6,6 +6,15 @@ from typing import Any
 
 import torch
 
+#: Rooms of the hooks of a region that runs again: torch's own, and those that measure it and hand on to torch's.
+CHECKPOINTS = ("torch.utils.checkpoint", "memtrain_cl.recompute_regions")
+
+
+def in_checkpoint() -> bool:
+    """Whether what is saved now goes to a region of torch.utils.checkpoint (use_reentrant=False)."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", None) in CHECKPOINTS
+
 
 def in_backward() -> bool:
     """Whether torch's engine is running a backward in this thread."""
@@ -17,11 +26,11 @@ def save(ctx: Any, *tensors: torch.Tensor | None) -> None:
     once: what it lacks last ends that run, and so the product, which torch would let come first, is not computed again
     where nobody asks for it.
     """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) if in_backward() else None
-    if hooks is None:
+    if not in_backward() or not in_checkpoint():
         ctx.unpack, ctx.packed = None, ()
         ctx.save_for_backward(*tensors)
     else:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         ctx.unpack = hooks[1]
         ctx.packed = tuple(None if tensor is None else hooks[0](tensor) for tensor in tensors)
 

@@ -129,6 +129,19 @@ def test_a_folder_that_holds_files_needs_force(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
+@posix
+def test_replaced_files_of_a_folder_keep_permissions_and_links(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.write_bytes(b"old")
+    elsewhere.chmod(0o640)
+    (folder / "a").symlink_to(elsewhere)
+    write_folder(folder, {"a": b"new"}, force=True)
+    assert (folder / "a").is_symlink()
+    assert elsewhere.read_bytes() == b"new"
+    assert elsewhere.stat().st_mode & 0o777 == 0o640
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     KINDS[kind](tmp_path / "m")

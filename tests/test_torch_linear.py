@@ -178,3 +178,27 @@ def test_what_it_refuses() -> None:
         functional.linear(x, torch.ones(2, 3))
     with pytest.raises(RuntimeError, match="same dtype"):
         functional.linear(x, torch.ones(2, 3, device=HOME).bfloat16())
+
+
+def test_gradients_of_gradients_inside_a_backward() -> None:
+    """Under hooks that keep copies, which no checkpoint made."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 8), torch.randn(5, 8)
+
+    def inner(place: torch.device | str) -> torch.Tensor:
+        rows, matrix = (tensor.to(place).requires_grad_() for tensor in (x, weight))
+        found: list[torch.Tensor] = []
+
+        def hook(grad: torch.Tensor) -> None:
+            copies = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.detach().clone(), lambda kept: kept)
+            with torch.enable_grad(), copies:
+                z = functional.linear(rows, matrix).square().sum()
+                (once,) = torch.autograd.grad(z, rows, create_graph=True)
+                found.extend(torch.autograd.grad(once.sum(), matrix))
+
+        outer = torch.ones(2, device=place, requires_grad=True) * 2
+        outer.register_hook(hook)
+        outer.sum().backward()
+        return found[0].cpu()
+
+    torch.testing.assert_close(inner(HOME), inner("cpu"), rtol=1e-4, atol=1e-4)

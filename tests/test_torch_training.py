@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import sys
 import threading
 import time
@@ -367,24 +368,28 @@ def test_a_garbage_collection_takes_no_error_away() -> None:
                 loss.backward(retain_graph=True)
     finally:
         gc.set_threshold(*thresholds)
+
+
+def test_what_a_collection_found_is_raised_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
-    before = sys.unraisablehook
-    sys.unraisablehook = told.append
-    try:
-        with pytest.raises(KeyError):
-            loss.backward(retain_graph=True)
-        lost = SimpleNamespace(err_msg="Exception ignored in tp_clear of", exc_value=KeyError("mine"))
-        sys.unraisablehook(lost)  # outside of a backward
-        assert told == [lost]
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    lost = SimpleNamespace(err_msg="Exception ignored in tp_clear of", exc_value=KeyError("mine"))
 
-        def collect() -> None:
-            sys.unraisablehook(lost)
-            raise SystemError("returned NULL without setting an exception")
+    def run(error: Exception | None) -> None:
+        sys.unraisablehook(lost)
+        if error is not None:
+            raise error
 
-        with pytest.raises(KeyError, match="mine"):
-            _in_hook(torch.ones(4, device=HOME, requires_grad=True), collect).sum().backward()
-    finally:
-        sys.unraisablehook = before
+    running = engine.Engine(SimpleNamespace(run_backward=run))
+    with pytest.raises(KeyError, match="mine"):
+        running.run_backward(SystemError("returned NULL without setting an exception"))
+    assert told == []
+    with pytest.raises(ValueError, match="another"):
+        running.run_backward(ValueError("another"))
+    running.run_backward(None)
+    assert told == [lost]
+    sys.unraisablehook(lost)  # outside of a backward
+    assert told == [lost, lost]
 
 
 def test_after_an_error_nothing_is_held() -> None:
@@ -420,8 +425,54 @@ def test_an_interrupt_outside_a_backward_is_not_lost(
         time.sleep(1)
 
     monkeypatch.setattr(engine, "_raise_what_is_set", interrupt)
-    with pytest.raises(kind):
-        ask()
+    # Where tests are started in the background, nobody listens to it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(kind):
+            ask()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_inside_a_backward_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(4, device=HOME, requires_grad=True)
+    calls = iter([*(lambda: None,) * 3, _interrupt])
+    monkeypatch.setattr(engine, "_raise_what_is_set", lambda: next(calls, lambda: None)())
+    loss = (x * 2).sum()
+    calls = iter([_interrupt])
+    with pytest.raises(KeyboardInterrupt):
+        loss.backward()
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_errors_of_backwards_within_backwards_belong_to_their_own() -> None:
+    """A node of the host's runs a backward of its own while one of the device's fails."""
+    inside, failed = threading.Event(), threading.Event()
+
+    def wait(grad: torch.Tensor) -> None:
+        inside.set()
+        failed.wait(5)
+
+    def within(grad: torch.Tensor) -> None:
+        with torch.enable_grad():
+            z = torch.ones(2, requires_grad=True) * 2
+            z.register_hook(wait)
+            z.sum().backward()
+
+    def fail() -> None:
+        inside.wait(5)
+        failed.set()
+        raise ValueError("mine")
+
+    on_host, on_device = (torch.ones(3, device=place, requires_grad=True) for place in ("cpu", HOME))
+    a = on_host * 2
+    a.register_hook(within)
+    loss = a.sum() + _in_hook(on_device, fail).sum().cpu()
+    with pytest.raises(ValueError, match="mine"):
+        loss.backward()
 
 
 def test_an_error_can_be_caught_inside_a_backward() -> None:

@@ -58,8 +58,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)
         yield temporary
-        os.chmod(temporary, mode)
         _sync_file(temporary)
+        os.chmod(temporary, mode)
         os.replace(temporary, target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
@@ -70,12 +70,12 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
-    """A temporary folder for plain files: when the block ends well they stand in ``path``, else nothing remains.
+    """A temporary folder for plain files: when the block ends well they stand in ``path``, else none of them remains.
 
-    A new folder (with its parents) appears by one rename. Into a folder that exists the finished files are moved one by
-    one, because it may be a mount point or somebody's working folder; files of other names stay. FileExistsError when
-    ``path`` holds anything, unless ``force``; NotADirectoryError when it is a file; OSError when one of the names is a
-    folder there.
+    A new folder appears by one rename, once its parents are there. Into a folder that exists finished files are moved
+    one by one, because it may be a mount point or somebody's working folder; files of other names stay, and permissions
+    and symbolic links of those that are replaced. FileExistsError when ``path`` holds anything, unless ``force``;
+    NotADirectoryError when it is a file; OSError when one of the names is a folder there.
     """
     target = Path(os.path.realpath(path))
     present = target.exists()
@@ -118,5 +118,8 @@ def _move_into(temporary: Path, target: Path, names: list[str]) -> None:
         if (target / name).is_dir():
             raise IsADirectoryError(errno.EISDIR, "expected a file to replace", str(target / name))
     for name in names:
-        os.replace(temporary / name, target / name)
+        replaced = Path(os.path.realpath(target / name))
+        if replaced.exists():
+            os.chmod(temporary / name, stat.S_IMODE(replaced.stat().st_mode))
+        os.replace(temporary / name, replaced)
     temporary.rmdir()

@@ -25,6 +25,8 @@ from memtrain_cl.tuning_cores import CHUNK, core_shape
 _BATCH_LIMIT, _ROW_LIMIT, _LENGTH_LIMIT = 65535, 65535 * 64, 1 << 32
 #: Types that tensor cores multiply with float32 sums.
 _OF_CORES = frozenset({"float16", "bfloat16"})
+#: Lengths of which tensor cores' kernels count bytes in 32 bits.
+_CORE_LIMIT = 1 << 30
 #: Batches above this are enough work without splitting K.
 _SPLIT_LIMIT = 1024
 
@@ -243,7 +245,8 @@ def matmul(
     aligned = _whole(fours[0], a, left[1], a_z) and _whole(fours[1], b, kind[1], b_z)
     types = (a.element, b.element, out.element)
     chunks = _whole(CHUNK, a, left[1], a_z) and _whole(CHUNK, b, kind[1], b_z)
-    cores = chunks and gate is None and len(set(types)) == 1 and K > 0 and _on_cores(device, types[0])
+    within = 0 < K < _CORE_LIMIT > N
+    cores = within and chunks and gate is None and len(set(types)) == 1 and _on_cores(device, types[0])
     flags = (aligned, epilogue.needed, tiled, gate is not None, cores)
     plan = _plan(device, sizes, left, kind, types, (a_z, b_z), flags)
     split = plan.parts > 1

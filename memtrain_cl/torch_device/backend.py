@@ -141,7 +141,8 @@ def _hide_from_compilers() -> None:
     skip = getattr(eval_frame, "_FrameAction", None)
     if skip is not None:
         strategy = eval_frame._FrameExecStrategy(skip.SKIP, skip.SKIP)
-        for function in (tensor.__torch_dispatch__.__func__, _without_tensors, _Factory.__call__):
+        of_autograd = (_attention, _rms_norm, _linear)
+        for function in (tensor.__torch_dispatch__.__func__, _without_tensors, _Factory.__call__, *of_autograd):
             eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 

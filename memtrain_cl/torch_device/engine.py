@@ -24,11 +24,25 @@ _TYPE = torch._C._autograd.DeviceType.PrivateUse1
 _NAME = "memtrain_cl_backwards"
 
 
-class _Backwards:
-    """Of a thread: a list for the errors of each backward that it is in, the innermost last."""
+class _Errors:
+    """Of one backward: those that unwound it, and what collections found meanwhile, as Python would tell it."""
 
     def __init__(self) -> None:
-        self.errors: list[list[BaseException]] = []
+        self.unwound: list[BaseException] = []
+        self.collected: list[Any] = []
+
+    def take(self) -> BaseException | None:
+        """The first of those that unwound it, else of those collected."""
+        if self.unwound:
+            return self.unwound.pop(0)
+        return self.collected.pop(0).exc_value if self.collected else None
+
+
+class _Backwards:
+    """Of a thread, and of the engine's threads that work for it: what its backwards keep, the innermost last."""
+
+    def __init__(self) -> None:
+        self.running: list[_Errors] = []
 
 
 def _of_thread() -> _Backwards | None:
@@ -39,10 +53,10 @@ def _of_thread() -> _Backwards | None:
     return found
 
 
-def _errors() -> list[BaseException] | None:
+def _errors() -> _Errors | None:
     """Those of the backward that runs in this thread."""
     own = _of_thread()
-    return own.errors[-1] if own is not None and own.errors else None
+    return own.running[-1] if own is not None and own.running else None
 
 
 def _entered() -> _Backwards:
@@ -70,7 +84,7 @@ class Guard(torch._C._acc.DeviceGuard):
 def _keep(error: BaseException) -> None:
     errors = _errors()
     if errors is not None:
-        errors.append(error)
+        errors.unwound.append(error)
     elif isinstance(error, KeyboardInterrupt):
         # A signal that came while nothing unwound.
         _thread.interrupt_main()
@@ -86,19 +100,31 @@ class _Listener:
     """Before Python's hook for errors that nobody can be given: a collection, too, finds the error that unwinds."""
 
     def __init__(self, told: Any) -> None:
-        self._told = told
+        self.told = told
 
     def __call__(self, found: Any) -> None:
         errors, where = _errors(), found.err_msg or ""
         if errors is not None and found.exc_value is not None and any(place in where for place in _COLLECTING):
-            errors.append(found.exc_value)
+            errors.collected.append(found)
         else:
-            self._told(found)
+            self.told(found)
 
 
 def _listen() -> None:
     if not isinstance(sys.unraisablehook, _Listener):
         sys.unraisablehook = _Listener(sys.unraisablehook)
+
+
+def _hand_on(errors: _Errors, own: _Backwards) -> None:
+    """What a backward kept that has ended well belongs to another that works for the same thread, or is a signal's."""
+    hook = sys.unraisablehook
+    tell = hook.told if isinstance(hook, _Listener) else hook
+    for found in errors.collected:
+        tell(found)
+    if own.running:
+        own.running[-1].unwound.extend(errors.unwound)
+    elif errors.unwound:
+        raise errors.unwound.pop(0)
 
 
 class Engine:
@@ -110,18 +136,27 @@ class Engine:
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """As torch's."""
         _listen()
-        own, kept = _entered(), list[BaseException]()
-        own.errors.append(kept)
+        own, errors = _entered(), _Errors()
+        own.running.append(errors)
         try:
-            return self._engine.run_backward(*args, **kwargs)
+            result = self._engine.run_backward(*args, **kwargs)
         except SystemError as error:
-            if kept:
-                raise kept[0] from error
-            raise
+            # Two threads that work for one backward may both be in backwards within it: any of them may have kept it.
+            for one in (errors, *reversed(own.running)):
+                found = one.take()
+                if found is not None:
+                    break
+            if found is None:
+                raise
+            try:
+                raise found from error
+            finally:
+                # It holds the frames that it passed, and these the graph: nothing here may hold it.
+                del found
         finally:
-            # An error holds the frames that it passed, and these the graph: nothing here may hold the error.
-            del kept[:]
-            own.errors.pop()
+            own.running.remove(errors)
+        _hand_on(errors, own)
+        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
