@@ -227,6 +227,7 @@ class Call:
         (b"\x80\x02NQ.", "expected a whole pickle"),
         (b"\x80\x02" + b"(" * 3000, "expected a whole pickle"),
         (b"", "expected a whole pickle"),
+        (b"\x80\x02ccollecti\\ons\nOrderedDict\n.", "expected"),
     ],
 )
 def test_pickles_made_to_harm_are_refused(tmp_path: Path, data: bytes, message: str) -> None:

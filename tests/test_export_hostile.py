@@ -166,6 +166,15 @@ def test_a_changed_number_in_the_metadata_is_found(whole: bytes, path: str) -> N
         read_bytes(join(header, payload))
 
 
+def test_a_sum_whose_name_is_damaged_is_missed(whole: bytes) -> None:
+    header, payload = split(whole)
+    body = json.loads(header["__metadata__"]["memtrain_cl"])
+    body["deader_sha256"] = body.pop("header_sha256")
+    header["__metadata__"]["memtrain_cl"] = json.dumps(body)
+    with pytest.raises(CorruptFile, match=r"expected header_sha256, or no keys but .* got 'deader_sha256'"):
+        read_bytes(join(header, payload))
+
+
 @pytest.mark.parametrize(
     ("suffix", "value"), [("scale", np.nan), ("scale", 0), ("v", -1), ("v", np.inf), ("s_base", -2)]
 )

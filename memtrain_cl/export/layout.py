@@ -152,6 +152,10 @@ def _exact_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     return plain
 
 
+#: What the metadata holds beside its own sum.
+_KEYS = frozenset({"format", "created_by", "model", "layers", "sha256"})
+
+
 def _header_sum(body: Mapping[str, Any], header: Header) -> str:
     covered = {"metadata": body, "tensors": {name: [code, list(shape)] for name, (code, shape) in header.items()}}
     return hashlib.sha256(json.dumps(covered, sort_keys=True).encode("ascii")).hexdigest()
@@ -176,6 +180,11 @@ def parse_metadata(value: Any, header: Header, path: str | os.PathLike[str]) -> 
         expected = _header_sum(body, header)
         if found != expected:
             raise corrupt(path, f"{KEY}.header_sha256", expected, found)
+    else:
+        # Another program's file may have none; a key that nobody knows may be this one's, damaged.
+        unknown = sorted(body.keys() - _KEYS)
+        if unknown:
+            raise corrupt(path, KEY, f"header_sha256, or no keys but {', '.join(sorted(_KEYS))}", unknown[0])
     return Metadata(layers, model, created_by, sums)
 
 

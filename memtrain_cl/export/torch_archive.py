@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import pickletools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,11 +97,14 @@ class _Pickle:
     def check(self, data: bytes) -> None:
         """CorruptFile for the first thing that a saved state does not hold."""
         try:
-            for opcode, argument, _ in pickletools.genops(data):
-                step = _STEPS.get(opcode.name)
-                if step is None:
-                    raise self.fault("containers, plain values and dense tensors", opcode.name)
-                step(self, argument)
+            with warnings.catch_warnings():
+                # About escapes in a damaged name.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                for opcode, argument, _ in pickletools.genops(data):
+                    step = _STEPS.get(opcode.name)
+                    if step is None:
+                        raise self.fault("containers, plain values and dense tensors", opcode.name)
+                    step(self, argument)
         except CorruptFile:
             raise
         except (ValueError, LookupError, TypeError, OverflowError) as fault:
