@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from memtrain_cl.case import Case
 from memtrain_cl.device import Device, DeviceInfo, devices, get_device, use_device
@@ -17,6 +18,10 @@ from memtrain_cl.probe import note_short_loops
 from memtrain_cl.tuning import groups_share_rows
 from memtrain_cl.verify import shapes_of
 from tests.large_kernels import LARGE
+
+# The same trials in every run, so that a change fails by its own faults; `make acceptance` draws new ones, and many.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 
 def wanted_devices() -> list[DeviceInfo]:
