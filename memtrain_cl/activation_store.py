@@ -6,6 +6,7 @@ Which memory a tensor lives in, and whether it is a parameter, is told here, too
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ class Kept:
         return self.tensor
 
 
-class Stored:
+class Stored(ABC):
     """A matrix in fewer bits. What it was saved from is remembered, but not kept: `is_of` says whether it is that."""
 
     __slots__ = ("__weakref__", "dtype", "memory", "root")
@@ -63,13 +64,13 @@ class Stored:
         return self.root() is root and _is_memory_of(self.memory, root)
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes that are kept."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restored(self, shape: Sequence[int]) -> torch.Tensor:
         """What comes back, contiguous, in a shape of as many elements."""
-        raise NotImplementedError
 
 
 class NarrowStored(Stored):

@@ -140,42 +140,34 @@ class Session:
         if stored is not None and stored.is_of(root):
             self.report.shared += 1
         else:
+            self.report.bytes_before += tensor.nbytes
+            self.report.elements += tensor.numel()
             operand = operand_of(tensor) if whole else None
             if operand is not None and keep is Keep.ROUNDED and self._owner.format == "int":
-                stored = self._of_operand(operand.viewed((rows, length)), tensor, root)
+                stored = self._of_operand(operand.viewed((rows, length)), tensor.dtype, root)
             else:
                 dense = tensor.detach() if order is None else tensor.detach().permute(order)
                 stored = self._fresh(dense.reshape(rows, length), root, keep)
+            self.report.bytes_after += tensor.nbytes if stored is None else stored.nbytes
             if stored is None:
                 return Kept(tensor)
             self._stored[key] = stored
         return Use(stored, tuple(tensor.shape), order)
 
-    def _of_operand(self, matrix: Operand, tensor: torch.Tensor, root: torch.Tensor) -> Stored:
+    def _of_operand(self, matrix: Operand, dtype: torch.dtype, root: torch.Tensor) -> Stored:
         """What is stored of a matrix on "opencl", where nobody waits to see whether it is finite."""
-        report, owner = self.report, self._owner
-        stored = OperandStored(matrix, tensor.dtype, owner.bits, owner.next_seed(), root)
-        report.bytes_before += tensor.nbytes
-        report.elements += matrix.size
-        report.packed += 1
-        report.bytes_after += stored.nbytes
+        stored = OperandStored(matrix, dtype, self._owner.bits, self._owner.next_seed(), root)
+        self.report.packed += 1
         return stored
 
     def _fresh(self, matrix: torch.Tensor, root: torch.Tensor, keep: Keep) -> Stored | None:
         """What is stored of a matrix; None where it is to be kept as it is."""
-        report = self.report
-        nbytes = matrix.numel() * matrix.element_size()
-        report.bytes_before += nbytes
-        report.elements += matrix.numel()
         if keep is Keep.SIGNS:
             # They are exact in two bits.
-            stored = self._in_few_bits(matrix.sign(), 2, root)
-        elif self._owner.format == "fp8":
-            stored = self._in_fp8(matrix, root)
-        else:
-            stored = self._in_few_bits(matrix, self._owner.bits, root)
-        report.bytes_after += nbytes if stored is None else stored.nbytes
-        return stored
+            return self._in_few_bits(matrix.sign(), 2, root)
+        if self._owner.format == "fp8":
+            return self._in_fp8(matrix, root)
+        return self._in_few_bits(matrix, self._owner.bits, root)
 
     def _in_few_bits(self, matrix: torch.Tensor, bits: int, root: torch.Tensor) -> Stored | None:
         """None where a row is not finite."""

@@ -321,8 +321,6 @@ class MatvecShape:
     splits: int
 
 
-#: What NVIDIA's assembler calls the target of the instruction "wgmma".
-WGMMA_TARGET = "sm_90a"
 #: Splits of K at most, which one item sums; columns whose sums a CPU item keeps in local memory.
 MOST_PARTS, HELD_COLUMNS = 64, 1024
 

@@ -23,8 +23,8 @@ from memtrain_cl.tuning_cores import CHUNK, core_shape
 #: Items of the third dimension that every driver launches at once, rows that as many groups of the second have at
 #: least, and row lengths that kernels count in 32 bits.
 _BATCH_LIMIT, _ROW_LIMIT, _LENGTH_LIMIT = 65535, 65535 * 64, 1 << 32
-#: Types that tensor cores multiply with float32 sums.
-_OF_CORES = frozenset({"float16", "bfloat16"})
+#: Types, of both operands and the result, that tensor cores multiply with float32 sums.
+_OF_CORES = frozenset((element,) * 3 for element in ("float16", "bfloat16"))
 #: Lengths of which tensor cores' kernels count bytes in 32 bits.
 _CORE_LIMIT = 1 << 30
 #: Batches above this are enough work without splitting K.
@@ -161,9 +161,9 @@ def _whole(size: int, operand: Operand, lead: int, step: int) -> bool:
     return operand.array.alignment >= size and operand.offset % elements == lead % elements == step % elements == 0
 
 
-def _on_cores(device: Device, element: str) -> bool:
-    """Whether products of this type run on tensor cores."""
-    if element not in _OF_CORES or not device.info.inline_ptx or not groups_share_rows(device.info):
+def _on_cores(device: Device, types: tuple[str, str, str]) -> bool:
+    """Whether products of these types run on tensor cores."""
+    if types not in _OF_CORES or not device.info.inline_ptx or not groups_share_rows(device.info):
         return False
     note_inline_assembly(device)
     return bool(device.info.tensor_cores)
@@ -244,9 +244,13 @@ def matmul(
     fours = 4 * ELEMENTS[a.element].itemsize, 4 * ELEMENTS[b.element].itemsize
     aligned = _whole(fours[0], a, left[1], a_z) and _whole(fours[1], b, kind[1], b_z)
     types = (a.element, b.element, out.element)
-    chunks = _whole(CHUNK, a, left[1], a_z) and _whole(CHUNK, b, kind[1], b_z)
-    within = 0 < K < _CORE_LIMIT > N
-    cores = within and chunks and gate is None and len(set(types)) == 1 and _on_cores(device, types[0])
+    cores = (
+        _on_cores(device, types)
+        and gate is None
+        and 0 < K < _CORE_LIMIT > N
+        and _whole(CHUNK, a, left[1], a_z)
+        and _whole(CHUNK, b, kind[1], b_z)
+    )
     flags = (aligned, epilogue.needed, tiled, gate is not None, cores)
     plan = _plan(device, sizes, left, kind, types, (a_z, b_z), flags)
     split = plan.parts > 1

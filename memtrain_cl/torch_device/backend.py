@@ -112,7 +112,6 @@ def _rms_norm(*args: Any, **kwargs: Any) -> Any:
 
 
 def _linear(*args: Any, **kwargs: Any) -> Any:
-    load()
     return import_module("memtrain_cl.torch_device.aten.linear").linear(*args, **kwargs)
 
 
