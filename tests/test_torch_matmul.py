@@ -222,6 +222,7 @@ def test_packed_operands(
     for name in ("_PACKED_SIZE", "_PACKED_LEAD", "_PACKED_USES"):
         monkeypatch.setattr(tuning, name, 1)
     room._packing.cache_clear()
+    room.workspace_bytes.cache_clear()
     Z, M, N, K = 2, 801, 70, 201
     a, b, add = torch.randn(Z, M, K).to(dtype), torch.randn(Z, K, N).to(dtype), torch.randn(N).to(dtype)
     shape = matmul_shape(device.info, M, N, K, Z)
@@ -232,6 +233,7 @@ def test_packed_operands(
     check(out, a, b, add)
     assert taken == room.workspace_bytes(device.info, (Z, M, N, K), M if left else K, K if right else N)
     room._packing.cache_clear()
+    room.workspace_bytes.cache_clear()
 
 
 def taken_by(device: Device, work: Callable[[], object]) -> int:

@@ -82,7 +82,12 @@ def _plan(
 
 
 @functools.lru_cache(maxsize=1024)
-def _packing(
+def _packing(device: Device, sizes: tuple[int, int, int, int], left: int, right: int) -> tuple[bool, bool, MatmulShape]:
+    """`_packing_on` of a device, which says faster than its capabilities that it is the same one."""
+    return _packing_on(device.info, sizes, left, right)
+
+
+def _packing_on(
     info: DeviceInfo, sizes: tuple[int, int, int, int], left: int, right: int
 ) -> tuple[bool, bool, MatmulShape]:
     """(whether the left and the right operand are packed before, how the product runs). left, right: their leads."""
@@ -97,6 +102,7 @@ def _packed_elements(shape: MatmulShape, length: int, K: int, tiles: bool) -> tu
     return along, deep, along * (deep * shape.block if tiles else K * shape.panel)
 
 
+@functools.lru_cache(maxsize=1024)
 def workspace_bytes(info: DeviceInfo, sizes: tuple[int, int, int, int], left: int, right: int) -> int:
     """Bytes that `matmul` takes on such a device beside float32 operands and the result.
 
@@ -107,7 +113,7 @@ def workspace_bytes(info: DeviceInfo, sizes: tuple[int, int, int, int], left: in
     if min(sizes) == 0 or min(M, N) == 1:
         return 0
     batch = min(batch, _BATCH_LIMIT)
-    tiled, panels, shape = _packing(info, (batch, M, N, K), left, right)
+    tiled, panels, shape = _packing_on(info, (batch, M, N, K), left, right)
     parts = batch * shape.splits * M * N if shape.splits > 1 else 0
     packed = [_packed_elements(shape, M, K, tiles=True)[2]] if tiled else []
     packed += [_packed_elements(shape, N, K, tiles=False)[2]] if panels else []
@@ -234,7 +240,7 @@ def matmul(
             matmul(_rows(x, first, count), y, _rows(result, first, count), add=some, alpha=alpha, beta=beta, gate=gate)
         return
     sizes, kind = (batch, M, N, K), ("dense" if right[0] else "dense_t", right[1])
-    tiled, panels, shape = _packing(device.info, sizes, left[1], kind[1])
+    tiled, panels, shape = _packing(device, sizes, left[1], kind[1])
     if panels:
         b, b_z = _pack(device, b, shape, (batch, N, K), {"RIGHT": kind[0]}, kind[1], gate)
         kind = ("panels", K)
